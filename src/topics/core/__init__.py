@@ -1,0 +1,1 @@
+"""The vocabulary of the contract: pure values and rules, no I/O."""

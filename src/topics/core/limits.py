@@ -1,0 +1,55 @@
+"""The bounds of the contract, each with its variable and default. A resource cap of 0 is off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from topics.core.errors import InvalidRequest
+
+# Seqs, times and durations are JSON numbers that every client can hold exactly.
+MAX_INTEGER = 2**53 - 1
+MAX_DEPTH = 512
+MAX_META_KEYS = 64
+MAX_IDEMPOTENCY_KEY = 256
+MAX_CLIENT_ID = 256
+MAX_CLIENT_SEQ = 2**63 - 1
+DEFAULT_DIFF_LIMIT = 256
+DEFAULT_DIFF_BYTES = 1 << 20
+MAX_DIFF_BYTES = 8 << 20
+MAX_PAGE_SIZE = 1000
+# Seqs are reserved this far ahead: after a crash a hole may contain as many that were never assigned.
+RESERVE_AHEAD = 1024
+# Past deletes that a topic remembers for those who follow them.
+DELETE_HISTORY = 1000
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """`TOPICS_MAX_…`: every field is the variable of the same name in capitals."""
+
+    max_batch_records: int = 10_000
+    max_record_bytes: int = 1 << 20
+    max_body_bytes: int = 64 << 20
+    max_meta_bytes: int = 16 << 10
+    max_tag_bytes: int = 256
+    max_node_bytes: int = 128
+    max_limit: int = 1000
+    max_clients_per_topic: int = 100_000
+    max_topics: int = 100_000
+    max_txns: int = 1000
+    max_txn_bytes: int = 1 << 30
+    txn_timeout_ms: int = 900_000
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Limits:
+        values: dict[str, int] = {}
+        for field in cls.__struct_fields__:
+            variable = f"TOPICS_{field.upper()}"
+            text = env.get(variable)
+            if text is None:
+                continue
+            if not text.isascii() or not text.isdigit():
+                raise InvalidRequest(f"{variable} must be a whole number of 0 or more, got {text!r}")
+            values[field] = int(text)
+        return cls(**values)

@@ -1,0 +1,330 @@
+"""Records: how a write is decoded and checked, and how a record is rendered.
+
+A record is rendered once, into the exact bytes that a default read returns; from then on a read is a slice.
+`data` and `meta` are never decoded into values on this path: they pass through as they were sent.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from topics.core.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge, RecordTooLarge
+from topics.core.limits import (
+    MAX_CLIENT_ID,
+    MAX_CLIENT_SEQ,
+    MAX_DEPTH,
+    MAX_IDEMPOTENCY_KEY,
+    MAX_INTEGER,
+    MAX_META_KEYS,
+    Limits,
+)
+from topics.core.tombstone import Hole, HoleReason
+
+_NOTHING = Raw()
+# What a rendered record carries around its meta: `,"meta":`.
+META_KEY = b',"meta":'
+DATA_KEY = b'"data":'
+
+
+class RecordIn(msgspec.Struct, gc=False):
+    """One element of a write's `records`, as sent. `hole` marks seqs that are lost from the start."""
+
+    data: Raw = _NOTHING
+    tag: str | None = None
+    node: str | None = None
+    meta: Raw = _NOTHING
+    client_seq: int | None = None
+    hole: int | None = None
+    reason: str | None = None
+
+
+class Write(msgspec.Struct, kw_only=True):
+    """The body of a write, decoded."""
+
+    records: list[RecordIn]
+    node: str | None = None
+    idempotency_key: str | None = None
+    client_id: str | None = None
+    create: bool = True
+    config: dict[str, Any] | None = None
+    disable_backpressure: bool = False
+
+
+class Batch(msgspec.Struct, gc=False):
+    """A run of rendered records with contiguous seqs: `body` is `{…},{…},` with a comma behind each.
+
+    `sizes` counts `data` + `meta` as sent, `metas` the meta part alone; `tags`, `nodes` and `metas` are None where no
+    record of the run has one.
+    """
+
+    first_seq: int
+    ts: int
+    lens: Sequence[int]
+    sizes: Sequence[int]
+    metas: Sequence[int] | None
+    tags: list[str | None] | None
+    nodes: list[str | None] | None
+    body: bytes
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + len(self.lens) - 1
+
+
+_decoder = msgspec.json.Decoder(Write)
+_meta_decoder = msgspec.json.Decoder(dict[str, str])
+_encode_text = msgspec.json.Encoder().encode
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+
+
+def decode_write(body: bytes, limits: Limits) -> Write:
+    """Decodes and checks the body of a write; what it returns obeys every limit of a record."""
+    write: Write = decode_json(body, _decoder, limits)
+    check_write(write, limits)
+    return write
+
+
+def encode_write(records: Sequence[Any], **fields: Any) -> bytes:
+    """Python values as the body of a write; `msgspec.Raw` data passes through as it is."""
+    try:
+        return msgspec.json.encode({"records": records, **fields})
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"records: cannot be written as JSON: {error}") from None
+
+
+def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits) -> Any:
+    """Decodes JSON that is valid UTF-8 and within the body limit; msgspec refuses lone surrogate escapes itself."""
+    if limits.max_body_bytes and len(body) > limits.max_body_bytes:
+        raise PayloadTooLarge(f"the body has {len(body)} bytes, TOPICS_MAX_BODY_BYTES is {limits.max_body_bytes}")
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{error}") from None
+    except RecursionError:
+        raise InvalidRequest(f"the body nests deeper than {MAX_DEPTH} levels") from None
+
+
+def check_write(write: Write, limits: Limits) -> None:
+    records = write.records
+    if not records:
+        raise InvalidRequest("records must have at least 1 record")
+    if len(records) > limits.max_batch_records:
+        raise BatchTooLarge(
+            f"records has {len(records)} records, TOPICS_MAX_BATCH_RECORDS is {limits.max_batch_records}"
+        )
+    check_node(write.node, "node", limits)
+    if write.idempotency_key is not None and not 1 <= len(write.idempotency_key) <= MAX_IDEMPOTENCY_KEY:
+        raise InvalidRequest(f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY} characters")
+    # Flat for speed: one pass per record, the unusual parts behind one test each.
+    most = limits.max_record_bytes
+    for index, record in enumerate(records):
+        if record.hole is not None or record.reason is not None:
+            _check_hole(record, index)
+            continue
+        size = len(record.data)
+        if not size:
+            raise InvalidRequest(f"records[{index}].data is required")
+        if record.tag is not None and len(record.tag.encode()) > limits.max_tag_bytes:
+            raise InvalidRequest(f"records[{index}].tag has more than TOPICS_MAX_TAG_BYTES {limits.max_tag_bytes}")
+        if record.node is not None:
+            check_node(record.node, f"records[{index}].node", limits)
+        meta = record.meta
+        if len(meta):
+            if bytes(meta) == b"null":
+                record.meta = _NOTHING
+            else:
+                size += len(meta)
+                _check_meta(meta, index, limits)
+        if size > most:
+            raise RecordTooLarge(
+                f"records[{index}]: data and meta have {size} bytes, TOPICS_MAX_RECORD_BYTES is {most}"
+            )
+        # 513 levels need 1,026 bytes: most records are too short to be too deep.
+        if size > 2 * MAX_DEPTH and _too_deep(record.data):
+            raise InvalidRequest(f"records[{index}].data nests deeper than {MAX_DEPTH} levels")
+    _check_producer(write)
+
+
+def check_node(node: str | None, field: str, limits: Limits) -> None:
+    if node is not None and len(node.encode()) > limits.max_node_bytes:
+        raise InvalidRequest(f"{field} has more than TOPICS_MAX_NODE_BYTES {limits.max_node_bytes}")
+
+
+def _check_hole(record: RecordIn, index: int) -> None:
+    if record.hole is None:
+        raise InvalidRequest(f"records[{index}].reason needs hole")
+    if not 1 <= record.hole <= MAX_INTEGER:
+        raise InvalidRequest(f"records[{index}].hole must be between 1 and {MAX_INTEGER}, got {record.hole}")
+    if record.reason not in (None, "source_trim"):
+        raise InvalidRequest(f'records[{index}].reason must be "source_trim", got {record.reason!r:.100}')
+    if len(record.data) or len(record.meta) or record.tag is not None or record.node is not None:
+        raise InvalidRequest(f"records[{index}]: a hole has no data, meta, tag or node")
+
+
+def _check_meta(meta: Raw, index: int, limits: Limits) -> None:
+    if len(meta) > limits.max_meta_bytes:
+        raise InvalidRequest(
+            f"records[{index}].meta has {len(meta)} bytes, TOPICS_MAX_META_BYTES is {limits.max_meta_bytes}"
+        )
+    try:
+        pairs = _meta_decoder.decode(meta)
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidRequest(f"records[{index}].meta must be an object of strings") from None
+    if len(pairs) > MAX_META_KEYS:
+        raise InvalidRequest(f"records[{index}].meta has {len(pairs)} keys, at most {MAX_META_KEYS}")
+    for key in pairs:
+        if key.startswith("$"):
+            raise InvalidRequest(f"records[{index}].meta: keys that start with $ are the server's, got {key!r:.100}")
+
+
+def _check_producer(write: Write) -> None:
+    if write.client_id is None:
+        for index, record in enumerate(write.records):
+            if record.client_seq is not None:
+                raise InvalidRequest(f"records[{index}].client_seq needs client_id")
+        return
+    if not 1 <= len(write.client_id) <= MAX_CLIENT_ID:
+        raise InvalidRequest(f"client_id must have 1 to {MAX_CLIENT_ID} characters")
+    last = -1
+    for index, record in enumerate(write.records):
+        if record.client_seq is None:
+            raise InvalidRequest(f"records[{index}].client_seq is missing: with client_id all records have one")
+        if not 0 <= record.client_seq <= MAX_CLIENT_SEQ:
+            raise InvalidRequest(f"records[{index}].client_seq must be between 0 and {MAX_CLIENT_SEQ}")
+        if record.client_seq <= last:
+            raise InvalidRequest(f"records[{index}].client_seq must be greater than the one before it")
+        last = record.client_seq
+
+
+def _too_deep(data: Raw) -> bool:
+    text = bytes(data)
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for match in _BRACKETS.finditer(text):
+        token = match[0]
+        if token in (b"[", b"{"):
+            depth += 1
+            if depth > MAX_DEPTH:
+                return True
+        elif token in (b"]", b"}"):
+            depth -= 1
+    return False
+
+
+def size_of(record: RecordIn) -> int:
+    return len(record.data) + len(record.meta)
+
+
+def render(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> list[Batch | Hole]:
+    """Renders a write whose first record gets `first_seq`: one run, or several with holes between them."""
+    if not any(record.hole for record in records):
+        return [render_run(records, node, first_seq, ts)]
+    pieces: list[Batch | Hole] = []
+    seq = first_seq
+    start = 0
+    for index, record in enumerate(records):
+        if record.hole is None:
+            continue
+        if index > start:
+            pieces.append(render_run(records[start:index], node, seq, ts))
+            seq += index - start
+        reason: HoleReason = "source_trim"
+        pieces.append(Hole(seq, seq + record.hole - 1, reason))
+        seq += record.hole
+        start = index + 1
+    if start < len(records):
+        pieces.append(render_run(records[start:], node, seq, ts))
+    return pieces
+
+
+def render_run(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> Batch:
+    plain = b'{"$seq":%%d,"$ts":%d,"data":%%b},' % ts
+    if node is None and not any([r.tag is not None or r.node is not None or len(r.meta) for r in records]):
+        datas = [record.data for record in records]
+        parts = [plain % (seq, data) for seq, data in enumerate(datas, first_seq)]
+        return Batch(first_seq, ts, list(map(len, parts)), list(map(len, datas)), None, None, None, b"".join(parts))
+    return _render_rich(records, node, first_seq, ts, plain)
+
+
+def _render_rich(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int, plain: bytes) -> Batch:
+    parts: list[bytes] = []
+    sizes: list[int] = []
+    metas: list[int] = []
+    nodes: list[str | None] = []
+    tags: list[str | None] = []
+    heads: dict[str, bytes] = {}
+    for seq, record in enumerate(records, first_seq):
+        own = record.node if record.node is not None else node
+        data, meta = record.data, record.meta
+        if own is None:
+            template = plain
+        else:
+            cached = heads.get(own)
+            if cached is None:
+                text = _encode_text(own).replace(b"%", b"%%")
+                cached = heads[own] = b'{"$seq":%%d,"$ts":%d,"$node":%b,"data":%%b},' % (ts, text)
+            template = cached
+        part = template % (seq, data)
+        if len(meta):
+            part = part[:-2] + META_KEY + meta + b"},"
+        parts.append(part)
+        sizes.append(len(data) + len(meta))
+        metas.append(len(meta))
+        nodes.append(own)
+        tags.append(record.tag)
+    return Batch(
+        first_seq,
+        ts,
+        list(map(len, parts)),
+        sizes,
+        metas if any(metas) else None,
+        tags if any(tag is not None for tag in tags) else None,
+        nodes if any(each is not None for each in nodes) else None,
+        b"".join(parts),
+    )
+
+
+def split(batch: Batch, target: int) -> Iterator[Batch]:
+    """The same records in runs of at most `target` bytes, or one record."""
+    if len(batch.body) <= target:
+        yield batch
+        return
+    begin = offset = 0
+    end = 0
+    for index, length in enumerate([*batch.lens, target + 1]):
+        if index > begin and end + length - offset > target:
+            part = slice(begin, index)
+            yield Batch(
+                batch.first_seq + begin,
+                batch.ts,
+                batch.lens[part],
+                batch.sizes[part],
+                batch.metas[part] if batch.metas is not None else None,
+                batch.tags[part] if batch.tags is not None else None,
+                batch.nodes[part] if batch.nodes is not None else None,
+                batch.body[offset:end],
+            )
+            begin, offset = index, end
+        end += length
+
+
+def pack(numbers: Sequence[int]) -> bytes:
+    return array("I", numbers).tobytes()
+
+
+def unpack(data: bytes) -> array[int]:
+    numbers = array("I")
+    numbers.frombytes(data)
+    return numbers

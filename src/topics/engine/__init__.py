@@ -1,0 +1,1 @@
+"""What the bytes mean: topics, retention, deletion, dedupe, transactions, recovery. No HTTP."""

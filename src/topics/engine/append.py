@@ -1,0 +1,311 @@
+"""Writing to a topic: the checks that need its state, the seqs, the class's promise, and the publication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from topics.core.config import TopicConfig
+from topics.core.errors import (
+    BatchTooLarge,
+    IdempotencyConflict,
+    RecordTooLarge,
+    StorageFault,
+    Throttled,
+    TopicFull,
+)
+from topics.core.limits import MAX_INTEGER, RESERVE_AHEAD, Limits
+from topics.core.records import Batch, RecordIn, Write, render, size_of
+from topics.core.tombstone import Hole
+from topics.engine import frames, retention
+from topics.engine.commit import Commit, Committer, Level
+from topics.engine.dedupe import Appended, Producer, Written, digest_of
+from topics.engine.extent import LostRange
+from topics.engine.frames import Event
+from topics.engine.topic import Topic
+
+_LEVELS = {
+    "ephemeral": Level.ACCEPTED,
+    "memory": Level.ACCEPTED,
+    "disk": Level.WRITTEN,
+    "fsync": Level.SYNCED,
+}
+
+
+class WriteResult(msgspec.Struct):
+    topic: str
+    appended: Appended
+    head_seq: int
+    created: bool
+    deduped: bool
+
+    @property
+    def first_seq(self) -> int:
+        return self.appended.first_seq
+
+    @property
+    def last_seq(self) -> int:
+        return self.appended.last_seq
+
+    @property
+    def seqs(self) -> list[int]:
+        return self.appended.seqs
+
+    @property
+    def count(self) -> int:
+        return self.appended.count
+
+
+class Appender:
+    def __init__(self, limits: Limits, committer: Committer, settle: Callable[[Topic], None]) -> None:
+        self._limits = limits
+        self._committer = committer
+        self._settle = settle
+
+    def write(self, topic: Topic, write: Write, now: int, created: bool = False) -> Commit:
+        repeated = self._find_repeat(topic, write, now)
+        if repeated is not None:
+            return repeated
+        records = write.records
+        self.check_seqs(topic.name, topic.staged_seq, records)
+        if topic.staged_config.discard == "reject":
+            self._settle(topic)
+            live_count, live_bytes = topic.count + topic.pending_count, topic.bytes + topic.pending_bytes
+            self.check_fits(topic.name, topic.staged_config, records, live_count, live_bytes)
+        pieces = self.assign(topic, records, write.node, now)
+        appended = appended_of(records, pieces)
+        events: list[Event] = []
+        level = _LEVELS[topic.staged_config.durability]
+        if topic.staged_config.durability != "ephemeral":
+            events = [event_of(topic, piece) for piece in pieces]
+        written = self._remember(write, appended, now)
+        if written is not None and events:
+            events.append(frames.written(topic.epoch, written))
+        level = max(level, self.reserve(topic, appended.last_seq))
+        self.hold(topic, pieces)
+        commit = self._committer.stage(
+            level,
+            (topic,),
+            events,
+            lambda: self._publish(topic, pieces, appended, written, created),
+            atomic=True,
+        )
+        if not commit.done:
+            self._note_inflight(topic, write, commit)
+        return commit
+
+    def check_fits(
+        self, name: str, config: TopicConfig, records: Sequence[RecordIn], live_count: int, live_bytes: int
+    ) -> None:
+        """Refuses what a topic with `discard: "reject"` has no room for."""
+        if config.discard != "reject" or not (config.cap_records or config.cap_bytes):
+            return
+        sizes = [size_of(record) for record in records if record.hole is None]
+        count, size = len(sizes), sum(sizes)
+        if config.cap_records and count > config.cap_records:
+            raise BatchTooLarge(f"{count} records can never fit: cap_records of {name!r} is {config.cap_records}")
+        if config.cap_bytes and size > config.cap_bytes:
+            what = RecordTooLarge if count == 1 else BatchTooLarge
+            raise what(f"{size} bytes can never fit: cap_bytes of {name!r} is {config.cap_bytes}")
+        if config.cap_records and live_count + count > config.cap_records:
+            raise TopicFull(
+                f"topic {name!r} has {live_count} records, no room for {count}: cap_records is {config.cap_records}",
+                topic=name,
+            )
+        if config.cap_bytes and live_bytes + size > config.cap_bytes:
+            raise TopicFull(
+                f"topic {name!r} has {live_bytes} bytes, no room for {size}: cap_bytes is {config.cap_bytes}",
+                topic=name,
+            )
+
+    def check_seqs(self, name: str, next_seq: int, records: Sequence[RecordIn]) -> None:
+        """Refuses what would run out of seqs."""
+        if next_seq + len(records) <= MAX_INTEGER and not any([record.hole for record in records]):
+            return
+        last = next_seq - 1 + sum(record.hole or 1 for record in records)
+        if last > MAX_INTEGER:
+            raise TopicFull(f"topic {name!r} has no seqs for this: {last} is above {MAX_INTEGER}", topic=name)
+
+    def assign(self, topic: Topic, records: Sequence[RecordIn], node: str | None, now: int) -> list[Batch | Hole]:
+        """Gives records their seqs and renders them. From here on the seqs are taken."""
+        pieces = render(records, node, topic.staged_seq, now)
+        topic.staged_seq = _last_seq(pieces[-1]) + 1
+        return pieces
+
+    def reserve(self, topic: Topic, last_seq: int) -> Level:
+        """Reserves seqs ahead; what is above the durable ceiling has to wait for a sync."""
+        if last_seq + RESERVE_AHEAD // 2 > topic.reserved:
+            ceiling = last_seq + RESERVE_AHEAD
+            topic.reserved = ceiling
+
+            def raise_ceiling() -> None:
+                topic.ceiling = max(topic.ceiling, ceiling)
+
+            self._committer.stage(Level.SYNCED, (), (frames.reserved(topic.epoch, ceiling),), raise_ceiling)
+        return Level.SYNCED if last_seq > topic.ceiling else Level.ACCEPTED
+
+    def hold(self, topic: Topic, pieces: Sequence[Batch | Hole]) -> None:
+        """Counts records that are on their way, so that nobody else takes their room."""
+        for piece in pieces:
+            if isinstance(piece, Batch):
+                topic.pending_count += len(piece.lens)
+                topic.pending_bytes += sum(piece.sizes)
+
+    def release(self, topic: Topic, pieces: Sequence[Batch | Hole]) -> None:
+        for piece in pieces:
+            if isinstance(piece, Batch):
+                topic.pending_count -= len(piece.lens)
+                topic.pending_bytes -= sum(piece.sizes)
+
+    def publish_pieces(self, topic: Topic, pieces: Sequence[Batch | Hole]) -> None:
+        """Makes assigned records visible and lets retention act, in the order in which a replay does."""
+        for piece in pieces:
+            if isinstance(piece, Hole):
+                topic.add_hole(piece)
+                continue
+            self._retain(topic, lambda ts=piece.ts: retention.expire(topic, ts))  # type: ignore[misc]  # bound now
+            topic.append(piece)
+            self._retain(topic, lambda: retention.evict(topic))
+
+    def _retain(self, topic: Topic, work: Callable[[], object]) -> None:
+        """Retention after a commit: a disk that does not answer only delays it."""
+        try:
+            work()
+        except (StorageFault, LostRange):
+            topic.unsettled = True
+
+    def _publish(
+        self,
+        topic: Topic,
+        pieces: list[Batch | Hole],
+        appended: Appended,
+        written: Written | None,
+        created: bool,
+    ) -> WriteResult:
+        self.release(topic, pieces)
+        self.publish_pieces(topic, pieces)
+        if written is not None:
+            topic.dedupe.add(written, topic.config.idempotency_window_ms)
+            if written.key is not None and topic.inflight_keys:
+                topic.inflight_keys.pop(written.key, None)
+            if written.client_id is not None and topic.inflight_clients:
+                last = topic.inflight_clients.get(written.client_id)
+                if last is not None and last[0] == written.client_seq:
+                    del topic.inflight_clients[written.client_id]
+        return WriteResult(topic.name, appended, topic.head_seq, created, deduped=False)
+
+    # -- repeats ---------------------------------------------------------------------------------------------------
+
+    def _remember(self, write: Write, appended: Appended, now: int) -> Written | None:
+        if write.client_id is not None:
+            seqs = _client_seqs(write)
+            return Written(now, appended, write.idempotency_key, write.client_id, seqs[-1], digest_of(seqs))
+        if write.idempotency_key is not None:
+            return Written(now, appended, write.idempotency_key)
+        return None
+
+    def _note_inflight(self, topic: Topic, write: Write, commit: Commit) -> None:
+        if write.idempotency_key is not None:
+            if topic.inflight_keys is None:
+                topic.inflight_keys = {}
+            topic.inflight_keys[write.idempotency_key] = commit
+        if write.client_id is not None:
+            if topic.inflight_clients is None:
+                topic.inflight_clients = {}
+            topic.inflight_clients[write.client_id] = (_client_seqs(write)[-1], commit)
+
+    def _find_repeat(self, topic: Topic, write: Write, now: int) -> Commit | None:
+        """The answer to a write that was made before; None if it is new."""
+        key = write.idempotency_key
+        if key is not None:
+            inflight = topic.inflight_keys.get(key) if topic.inflight_keys else None
+            if inflight is not None:
+                return follow(inflight, _as_repeat)
+            known = topic.dedupe.by_key(key, now, topic.config.idempotency_window_ms)
+            if known is not None:
+                return completed(WriteResult(topic.name, known, topic.head_seq, created=False, deduped=True))
+        if write.client_id is not None:
+            return self._find_replay(topic, write, write.client_id)
+        return None
+
+    def _find_replay(self, topic: Topic, write: Write, client_id: str) -> Commit | None:
+        first = _client_seqs(write)[0]
+        inflight = topic.inflight_clients.get(client_id) if topic.inflight_clients else None
+        if inflight is not None and first <= inflight[0]:
+            # The outcome of the first is not known yet: the conflict is told when it is.
+            def refuse(_: object) -> object:
+                producer = topic.dedupe.producer(client_id)
+                assert producer is not None
+                raise _conflict(client_id, write, producer)
+
+            return follow(inflight[1], refuse)
+        producer = topic.dedupe.producer(client_id)
+        if producer is None:
+            most = self._limits.max_clients_per_topic
+            if most and topic.dedupe.producer_count >= most:
+                raise Throttled(
+                    f"topic {topic.name!r} knows {most} strict producers, TOPICS_MAX_CLIENTS_PER_TOPIC is {most}",
+                    limit="TOPICS_MAX_CLIENTS_PER_TOPIC",
+                    max=most,
+                )
+        elif first <= producer.last:
+            raise _conflict(client_id, write, producer)
+        return None
+
+
+def follow(commit: Commit, then: Callable[[object], object]) -> Commit:
+    """A commit that is done when another one is, with a result made of its."""
+
+    follower = Commit(Level.ACCEPTED, (), lambda: then(commit.value()))
+    commit.on_done(lambda _: follower.publish())
+    return follower
+
+
+def _as_repeat(result: object) -> WriteResult:
+    assert isinstance(result, WriteResult)
+    return WriteResult(result.topic, result.appended, result.head_seq, created=False, deduped=True)
+
+
+def completed(result: object) -> Commit:
+    commit = Commit(Level.ACCEPTED, (), lambda: result)
+    commit.publish()
+    return commit
+
+
+def appended_of(records: Sequence[RecordIn], pieces: Sequence[Batch | Hole]) -> Appended:
+    first, last = _first_seq(pieces[0]), _last_seq(pieces[-1])
+    if len(pieces) == 1 and isinstance(pieces[0], Batch):
+        return Appended(first, last, len(records))
+    starts: list[int] = []
+    for piece in pieces:
+        starts.extend([piece.first] if isinstance(piece, Hole) else range(piece.first_seq, piece.last_seq + 1))
+    return Appended(first, last, sum(1 for record in records if record.hole is None), starts)
+
+
+def _conflict(client_id: str, write: Write, producer: Producer) -> IdempotencyConflict:
+    seqs = _client_seqs(write)
+    detail: dict[str, object] = {"last_client_seq": producer.last}
+    if seqs[-1] == producer.last and digest_of(seqs) == producer.digest:
+        detail["seqs"] = producer.appended.seqs
+    return IdempotencyConflict(
+        f"client_id {client_id!r} has written up to client_seq {producer.last}: "
+        f"records[0].client_seq {seqs[0]} is not greater",
+        **detail,
+    )
+
+
+def _client_seqs(write: Write) -> list[int]:
+    return [record.client_seq for record in write.records if record.client_seq is not None]
+
+
+def event_of(topic: Topic, piece: Batch | Hole) -> Event:
+    return frames.holed(topic.epoch, piece) if isinstance(piece, Hole) else frames.appended(topic.epoch, piece)
+
+
+def _first_seq(piece: Batch | Hole) -> int:
+    return piece.first if isinstance(piece, Hole) else piece.first_seq
+
+
+def _last_seq(piece: Batch | Hole) -> int:
+    return piece.last if isinstance(piece, Hole) else piece.last_seq

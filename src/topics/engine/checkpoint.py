@@ -1,0 +1,422 @@
+"""Checkpoints: records move from the WAL into segment files, everything else into a snapshot, and the WAL can go.
+
+A checkpoint is taken topic by topic, in small steps between turns. Each topic is frozen at its own position of the
+log; recovery replays a topic's events only from there. Two checkpoints are kept, and all that the older one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from topics.core.config import TopicConfig
+from topics.core.errors import StorageFault
+from topics.core.tombstone import Hole
+from topics.engine import frames
+from topics.engine.chunk import TARGET_BYTES, Chunk, without
+from topics.engine.commit import Committer
+from topics.engine.dedupe import Appended, Producer
+from topics.engine.deletion import PastDelete
+from topics.engine.extent import (
+    ChunkRef,
+    Dead,
+    Extent,
+    ExtentState,
+    ExtentWriter,
+    LostRange,
+    Place,
+)
+from topics.engine.options import Options
+from topics.engine.state import State
+from topics.engine.syncer import Syncer
+from topics.engine.topic import Topic
+from topics.storage import checkpoint as files
+from topics.storage.checkpoint import CheckpointWriter
+from topics.storage.fs import FileSystem
+from topics.storage.segment import Segments, SegmentWriter, segment_numbers
+from topics.storage.wal import wal_name, wal_numbers
+
+KIND_HEAD = 48
+KIND_TOPIC = 49
+KIND_KEYS = 50
+KIND_CLIENTS = 51
+
+_KEYS_PER_FRAME = 10_000
+_TOPICS_PER_STEP = 64
+_STEPS_PER_TICK = 16
+_BYTES_PER_STEP = 128 << 10
+
+
+class Head(msgspec.Struct, array_like=True):
+    """What recovery must know first: where the WAL goes on, and whether the directory was closed cleanly."""
+
+    number: int
+    wal_number: int
+    boot_id: str
+    now: int
+    next_epoch: int
+    clean: bool
+
+
+class TopicSnapshot(msgspec.Struct, array_like=True):
+    """A topic at one position of the log."""
+
+    name: str
+    config: TopicConfig
+    at: int
+    next_seq: int
+    earliest_seq: int
+    cap_evicted: int
+    ttl_expired: int
+    restart_lost: int
+    lost_ts: int
+    last_ts: int
+    last_write_ts: int | None
+    ceiling: int
+    holes: list[Hole]
+    extents: list[ExtentState]
+    ephemeral: list[tuple[int, int]]
+    deletes: list[PastDelete]
+    last_delete_id: int
+    producers: dict[str, Producer]
+
+
+class Clients(msgspec.Struct, array_like=True):
+    """Transactions' dedupe, over all topics."""
+
+    clients: dict[str, tuple[int, dict[str, Appended]]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Sealing:
+    """One extent on its way into a segment file."""
+
+    def __init__(self, extent: Extent, topic: Topic) -> None:
+        self.extent = extent
+        self.dead = {first: Dead(bytearray(d.bits), d.count, d.size) for first, d in extent.dead.items()}
+        self.earliest = topic.earliest_seq
+        self.refs: list[Chunk | ChunkRef] = list(extent.refs(topic.store))
+        self.live = (extent.live_count, extent.live_bytes)
+        self.place: Place | None = None
+        self.left_out: list[int] = []
+        self.first_seq = self.last_seq = 0
+        self.count = self.size = 0
+
+    def chunk(self, topic: Topic, ref: Chunk | ChunkRef) -> Chunk | None:
+        """A chunk as it is written: without the bytes of dead records; None if all are dead."""
+        dead = self.dead.get(ref.first_seq)
+        if ref.last_seq < self.earliest or (dead is not None and dead.count == ref.count):
+            self.dead.pop(ref.first_seq, None)
+            self.left_out.append(ref.first_seq)
+            return None
+        chunk = self.extent.load(topic.store, ref, body=True)
+        if dead is not None or ref.first_seq < self.earliest:
+            seqs = range(ref.first_seq, ref.last_seq + 1)
+            chunk = without(
+                chunk, [s < self.earliest or (dead is not None and dead.has(i)) for i, s in enumerate(seqs)]
+            )
+        return chunk
+
+    def note(self, chunk: Chunk) -> None:
+        if not self.count:
+            self.first_seq = chunk.first_seq
+        self.last_seq = chunk.last_seq
+        self.count += chunk.count
+        self.size += chunk.size
+
+    def state(self) -> ExtentState:
+        assert self.place is not None
+        return ExtentState(
+            *(self.first_seq, self.last_seq, self.count, *self.live, self.size),
+            *(self.extent.ts_last, self.place, self.dead),
+        )
+
+    def adopt(self) -> None:
+        """The bytes are durable: the live extent reads them from there now."""
+        assert self.place is not None
+        self.extent.seal(self.place, self.first_seq, self.last_seq, self.count, self.size)
+        for first in self.left_out:
+            self.extent.dead.pop(first, None)
+
+
+class Checkpointer:
+    def __init__(
+        self,
+        fs: FileSystem,
+        state: State,
+        segments: Segments,
+        committer: Committer,
+        file_syncer: Syncer,
+        options: Options,
+        boot_id: str,
+    ) -> None:
+        self._fs = fs
+        self._state = state
+        self._segments = segments
+        self._committer = committer
+        self._syncer = file_syncer
+        self._options = options
+        self._boot_id = boot_id
+        numbers = files.checkpoint_numbers(fs)
+        self._number = max(numbers, default=0)
+        self._segment_number = max(segment_numbers(fs), default=0)
+        self._running: Iterator[None] | None = None
+        self._waiting = False
+        self._error: OSError | None = None
+        self._work: _Work | None = None
+        self._since = 0
+        # Files that the newest checkpoint names, with how much of each lives; and those that the one before named.
+        self._used: dict[int, int] = {}
+        self._needed: set[int] = set(segment_numbers(fs))
+        self._last_wal = 0
+        self.completed = 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None
+
+    @property
+    def is_due(self) -> bool:
+        if self._committer.read_only is not None:
+            return False
+        grown = self._committer.wal.bytes_written - self._since
+        return grown >= self._options.checkpoint_bytes or self._state.store.dead_bytes >= self._options.reclaim_bytes
+
+    def resume_from(self, wal_number: int, wal_bytes: int) -> None:
+        """What recovery found: the WAL since the last checkpoint counts towards the next."""
+        self._last_wal = wal_number
+        self._since = self._committer.wal.bytes_written - wal_bytes
+
+    def keep_up(self) -> None:
+        """Does as much as the turn that just ended has added, and some more."""
+        if self._running is None and not self.is_due:
+            return
+        backlog = self._committer.wal.bytes_written - self._since
+        for _ in range(2 + min(backlog, 1 << 20) // _BYTES_PER_STEP if self._running is not None else 1):
+            self.step()
+        if self._waiting and backlog > 2 * self._options.checkpoint_bytes:
+            # Memory holds what the WAL holds: past this bound the writer waits for the disk.
+            self._syncer.drain()
+
+    def tick(self) -> None:
+        if self.is_running or self.is_due:
+            for _ in range(_STEPS_PER_TICK):
+                self.step()
+
+    def run(self, clean: bool = False) -> None:
+        """Takes a whole checkpoint before it returns."""
+        self._finish_running()
+        self._start(clean)
+        self._finish_running()
+
+    def _finish_running(self) -> None:
+        while self._running is not None:
+            self._syncer.drain()
+            self.step()
+
+    def _start(self, clean: bool) -> None:
+        self._work = _Work()
+        self._running = self._checkpoint(self._work, clean)
+
+    def step(self) -> None:
+        """Does a little; starts a checkpoint when none is running."""
+        if self._waiting:
+            return
+        if self._running is None:
+            self._start(clean=False)
+        assert self._running is not None
+        try:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            next(self._running)
+        except StopIteration:
+            self._running = None
+        except OSError as error:
+            self._running = None
+            self._committer.fail(f"writing a checkpoint failed: {error}")
+        if self._running is None and self._work is not None:
+            self._work.close()
+            self._work = None
+
+    def _aside(self, job: object) -> None:
+        """Gives the syncer a job; steps do nothing until it is done."""
+        assert callable(job)
+        self._waiting = True
+        self._syncer.submit(job, self._on_done)
+
+    def _on_done(self, error: OSError | None) -> None:
+        self._waiting = False
+        self._error = error
+
+    def _checkpoint(self, work: _Work, clean: bool) -> Iterator[None]:
+        committer, state = self._committer, self._state
+        committer.rotate()
+        if committer.read_only is not None:
+            return
+        self._since = committer.wal.bytes_written
+        state.store.dead_bytes = 0
+        wal_number = committer.wal.number
+        self._number += 1
+        work.out = out = CheckpointWriter(self._fs, self._number)
+        head = Head(self._number, wal_number, self._boot_id, state.time.latest, state.next_epoch, clean)
+        out.add(KIND_HEAD, 0, _encode(head))
+        rewrite = self._mostly_dead()
+        used: dict[int, int] = {}
+        sealings: list[_Sealing] = []
+        for index, topic in enumerate(list(state.topics.values())):
+            if not topic.dropped:
+                yield from self._topic(work, topic, rewrite, sealings, used)
+            if index % _TOPICS_PER_STEP == 0:
+                yield
+        clients = {name: (txn.client_seq, txn.topics) for name, txn in state.txn_clients.items()}
+        out.add(KIND_CLIENTS, 0, _encode(Clients(clients)))
+        if work.segment is not None:
+            work.segment.flush()
+            self._aside(work.segment.sync)
+            yield
+        out.finish()
+        self._aside(out.publish)
+        yield
+        for sealing in sealings:
+            sealing.adopt()
+        self._forget(wal_number, used)
+        self.completed += 1
+
+    def _topic(
+        self, work: _Work, topic: Topic, rewrite: set[int], sealings: list[_Sealing], used: dict[int, int]
+    ) -> Iterator[None]:
+        """Freezes a topic, writes its new records to the segment file and its state to the checkpoint."""
+        while True:
+            try:
+                self._merge_small(topic)
+                snapshot, own = self._freeze(topic, rewrite)
+                for sealing in own:
+                    yield from self._seal(work, topic, sealing)
+                break
+            except LostRange as lost:
+                topic.lose(lost.first, lost.last, "corrupt")
+                self._committer.log(frames.holed(topic.epoch, Hole(lost.first, lost.last, "corrupt")))
+            except StorageFault:
+                # A file that cannot be read now is left where it is.
+                rewrite = set()
+        snapshot.extents += [sealing.state() for sealing in own]
+        snapshot.extents.sort(key=lambda extent: extent.first_seq)
+        sealings += own
+        for extent in snapshot.extents:
+            alive = extent.place.bytes * extent.live_bytes // max(extent.size, 1)
+            used[extent.place.file] = used.get(extent.place.file, 0) + alive
+        assert work.out is not None
+        work.out.add(KIND_TOPIC, topic.epoch, _encode(snapshot))
+        keys = topic.dedupe.keys()
+        for start in range(0, len(keys), _KEYS_PER_FRAME):
+            work.out.add(KIND_KEYS, topic.epoch, _encode(keys[start : start + _KEYS_PER_FRAME]))
+            yield
+
+    def _freeze(self, topic: Topic, rewrite: set[int]) -> tuple[TopicSnapshot, list[_Sealing]]:
+        kept: list[ExtentState] = []
+        ephemeral: list[tuple[int, int]] = []
+        sealings: list[_Sealing] = []
+        for extent in topic.extents:
+            if extent.ephemeral:
+                ephemeral.append((extent.first_seq, extent.last_seq))
+            elif extent.place is not None and extent.place.file not in rewrite:
+                kept.append(extent.state(extent.place))
+            else:
+                extent.freeze()
+                sealings.append(_Sealing(extent, topic))
+        snapshot = TopicSnapshot(
+            name=topic.name,
+            config=topic.config,
+            at=topic.pending[0].start if topic.pending else self._committer.wal.staged,
+            next_seq=topic.next_seq,
+            earliest_seq=topic.earliest_seq,
+            cap_evicted=topic.cap_evicted,
+            ttl_expired=topic.ttl_expired,
+            restart_lost=topic.restart_lost,
+            lost_ts=topic.lost_ts,
+            last_ts=topic.last_ts,
+            last_write_ts=topic.last_write_ts,
+            ceiling=topic.ceiling,
+            holes=list(topic.holes),
+            extents=kept,
+            ephemeral=ephemeral,
+            deletes=list(topic.deletes or ()),
+            last_delete_id=topic.last_delete_id,
+            producers=topic.dedupe.producers(),
+        )
+        return snapshot, sealings
+
+    def _merge_small(self, topic: Topic) -> None:
+        """Takes a small sealed extent back in front of new records, so that trickles do not make many small ones.
+
+        Sizes double at least from one merge to the next: a record is rewritten a few times, not every time.
+        """
+        while len(topic.extents) > 1:
+            older, newer = topic.extents[-2:]
+            if older.place is None or newer.chunks is None or older.ephemeral or newer.ephemeral:
+                return
+            if older.size > min(newer.size, TARGET_BYTES):
+                return
+            try:
+                chunks = [older.load(topic.store, ref, body=True) for ref in older.refs(topic.store)]
+            except StorageFault:
+                return
+            newer.absorb(older, chunks)
+            del topic.extents[-2]
+
+    def _seal(self, work: _Work, topic: Topic, sealing: _Sealing) -> Iterator[None]:
+        if work.segment is None:
+            self._segment_number += 1
+            work.segment = SegmentWriter(self._fs, self._segment_number)
+        writer = ExtentWriter(work.segment, topic.epoch)
+        for ref in sealing.refs:
+            chunk = sealing.chunk(topic, ref)
+            if chunk is not None:
+                writer.add(chunk, sealing.earliest)
+                sealing.note(chunk)
+                if chunk.ends and chunk.ends[-1] > TARGET_BYTES // 2:
+                    yield
+        sealing.place = writer.finish()
+
+    def _mostly_dead(self) -> set[int]:
+        """Segment files of which so little lives that a rewrite pays."""
+        dead: set[int] = set()
+        for number, alive in self._used.items():
+            try:
+                if alive < self._options.rewrite_below * self._segments.size(number):
+                    dead.add(number)
+            except OSError:
+                continue
+        return dead
+
+    def _forget(self, wal_number: int, used: dict[int, int]) -> None:
+        """Removes what neither this checkpoint nor the one before it needs."""
+        for number in wal_numbers(self._fs):
+            if number < self._last_wal:
+                self._fs.remove(wal_name(number))
+        self._last_wal = wal_number
+        for number in files.checkpoint_numbers(self._fs):
+            if number < self._number - 1:
+                self._fs.remove(files.checkpoint_name(number))
+        needed = set(used)
+        for number in segment_numbers(self._fs):
+            if number not in needed and number not in self._needed:
+                self._segments.remove(number)
+        self._needed = needed
+        self._used = used
+
+
+class _Work:
+    """The files that a checkpoint is writing."""
+
+    def __init__(self) -> None:
+        self.out: CheckpointWriter | None = None
+        self.segment: SegmentWriter | None = None
+
+    def close(self) -> None:
+        if self.segment is not None:
+            self.segment.close()

@@ -1,0 +1,231 @@
+"""The commit cycle: what is staged in one turn is written at once, synced together, and published in order.
+
+A commit becomes visible when its level is reached, never earlier, and never before the commits of the same topic that
+were staged before it. Engine state is touched on one thread only; syncs run on another and report back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any
+
+from topics.core.errors import ReadOnly, TopicsError
+from topics.engine.frames import Event
+from topics.engine.syncer import InlineSyncer, Syncer
+from topics.engine.topic import Topic
+from topics.storage.wal import KIND_GROUP, Wal, encode_group
+
+
+class Level(IntEnum):
+    """What an answer waits for."""
+
+    ACCEPTED = 0
+    WRITTEN = 1
+    SYNCED = 2
+
+
+class Commit:
+    """Something on its way to being durable and visible."""
+
+    __slots__ = ("_callbacks", "_publish", "done", "end", "error", "level", "result", "start", "topics")
+
+    def __init__(self, level: Level, topics: Sequence[Topic], publish: Callable[[], Any]) -> None:
+        self.level = level
+        self.topics = topics
+        self.start = 0
+        self.end = 0
+        self.done = False
+        self.result: Any = None
+        self.error: TopicsError | None = None
+        self._publish = publish
+        self._callbacks: list[Callable[[Commit], None]] | None = None
+
+    def on_done(self, callback: Callable[[Commit], None]) -> None:
+        if self.done:
+            callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    def value(self) -> Any:
+        """The result, or the error, of a commit that is done."""
+        assert self.done
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def publish(self) -> None:
+        try:
+            self.result = self._publish()
+        except TopicsError as error:
+            self.error = error
+        self._finish()
+
+    def fail(self, error: TopicsError) -> None:
+        self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                callback(self)
+
+
+class Committer:
+    def __init__(self, wal: Wal, syncer: Syncer, background_ms: int, now: Callable[[], int]) -> None:
+        self.wal = wal
+        self._syncer = syncer
+        self._background_ms = background_ms
+        self._now = now
+        self._written: deque[Commit] = deque()
+        self._synced: deque[Commit] = deque()
+        self._syncing = False
+        self._unsynced_since: int | None = None
+        self.read_only: ReadOnly | None = None
+        self.syncs = 0
+
+    @property
+    def is_syncing(self) -> bool:
+        return self._syncing
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._written or self._synced)
+
+    def check_writable(self) -> None:
+        if self.read_only is not None:
+            raise ReadOnly(self.read_only.message, **self.read_only.detail)
+
+    def stage(
+        self,
+        level: Level,
+        topics: Sequence[Topic],
+        events: Sequence[Event],
+        publish: Callable[[], Any],
+        atomic: bool = False,
+    ) -> Commit:
+        """Gives events their place in the log. `atomic` ones live or die together."""
+        for topic in topics:
+            if topic.pending and topic.pending[-1].level > level:
+                level = topic.pending[-1].level
+        commit = Commit(level, topics, publish)
+        wal = self.wal
+        commit.start = wal.staged
+        if atomic and len(events) > 1:
+            wal.stage(KIND_GROUP, 0, 0, 0, encode_group(events))
+        else:
+            for event in events:
+                wal.stage(*event)
+        commit.end = wal.staged
+        if level == Level.ACCEPTED:
+            commit.publish()
+            return commit
+        for topic in topics:
+            topic.pending.append(commit)
+        (self._written if level == Level.WRITTEN else self._synced).append(commit)
+        return commit
+
+    def log(self, event: Event) -> None:
+        """Stages an event that nobody waits for: it only records what is so already."""
+        if self.read_only is None:
+            self.wal.stage(*event)
+
+    def flush(self) -> None:
+        """Ends a turn: hands everything staged to the kernel, publishes what that completes, asks for syncs."""
+        wal = self.wal
+        if wal.has_staged and self.read_only is None:
+            try:
+                wal.write()
+            except OSError as error:
+                self.fail(f"writing the log failed: {error}")
+                return
+            if self._unsynced_since is None:
+                self._unsynced_since = self._now()
+        while self._written:
+            self._publish(self._written.popleft())
+        if self._synced and not self._syncing:
+            self._request_sync()
+
+    def tick(self) -> None:
+        """Background syncs: nothing written stays unsynced for long, and an idle log says how far it is synced."""
+        if self.read_only is not None or self._syncing:
+            return
+        if self.wal.has_unsynced:
+            since = self._unsynced_since
+            if since is None or abs(self._now() - since) >= self._background_ms:
+                self._request_sync()
+        elif self.wal.has_unmarked and not self.wal.has_staged:
+            self.wal.mark()
+            self.flush()
+
+    def _request_sync(self) -> None:
+        if not self.wal.has_unsynced or self.read_only is not None:
+            return
+        upto = self.wal.written
+        self._syncing = True
+        self._unsynced_since = None
+        wal = self.wal
+        self._syncer.submit(lambda: wal.sync(upto), lambda error: self._on_synced(upto, error))
+
+    def _on_synced(self, upto: int, error: OSError | None) -> None:
+        self._syncing = False
+        if error is not None:
+            self.fail(f"syncing the log failed: {error}")
+            return
+        self.syncs += 1
+        self.wal.synced = upto
+        self._publish_synced()
+        if self.wal.has_unsynced:
+            if self._unsynced_since is None:
+                self._unsynced_since = self._now()
+            if self._synced and self._synced[0].end <= self.wal.written:
+                self._request_sync()
+
+    def _publish_synced(self) -> None:
+        while self._synced and self._synced[0].end <= self.wal.synced:
+            self._publish(self._synced.popleft())
+
+    def _publish(self, commit: Commit) -> None:
+        for topic in commit.topics:
+            first = topic.pending.popleft()
+            assert first is commit, "a topic's commits are published in the order of the log"
+        commit.publish()
+
+    def rotate(self) -> None:
+        """Begins a new WAL file: all before it is synced and published."""
+        self.flush_and_wait()
+        if self.read_only is None:
+            try:
+                self.wal.rotate()
+            except OSError as error:
+                self.fail(f"beginning a new log file failed: {error}")
+
+    def flush_and_wait(self) -> None:
+        """Writes and syncs everything before it returns."""
+        self._syncer.drain()
+        assert not self._syncing
+        syncer, self._syncer = self._syncer, InlineSyncer()
+        try:
+            self.flush()
+            while self.wal.has_unsynced and self.read_only is None:
+                self._request_sync()
+        finally:
+            self._syncer = syncer
+
+    def fail(self, message: str) -> None:
+        """The log cannot be trusted to take more: nothing staged becomes visible, and no write is accepted again."""
+        if self.read_only is None:
+            self.read_only = ReadOnly(f"{message}; reads go on, writes need a restart")
+        self.wal.discard_staged()
+        failed = [*self._written, *self._synced]
+        self._written.clear()
+        self._synced.clear()
+        for commit in failed:
+            for topic in commit.topics:
+                topic.pending.clear()
+            commit.fail(ReadOnly(self.read_only.message))

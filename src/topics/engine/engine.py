@@ -1,0 +1,421 @@
+"""The engine: every verb of the contract over one data directory, without HTTP.
+
+It runs on one thread. A verb that changes something checks everything first, then stages a `Commit`; `flush` ends the
+turn, and the commit is done when its class's promise is kept. Reads answer at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from topics.core.clock import Clock, Ratchet
+from topics.core.config import ConfigPatch, TopicConfig, resolve
+from topics.core.errors import InvalidRequest, ShuttingDown, StorageFault, Throttled, TopicNotEmpty, TopicNotFound
+from topics.core.limits import MAX_INTEGER, MAX_PAGE_SIZE, Limits
+from topics.core.names import check_topic_name
+from topics.core.records import Write
+from topics.core.selector import Selector
+from topics.core.tombstone import Hole
+from topics.engine import deletion, frames, read, retention
+from topics.engine.append import Appender, completed
+from topics.engine.checkpoint import Checkpointer
+from topics.engine.commit import Commit, Committer, Level
+from topics.engine.extent import LostRange
+from topics.engine.frames import Deleted, Event
+from topics.engine.options import Options
+from topics.engine.read import Diff, Query
+from topics.engine.state import State
+from topics.engine.syncer import Syncer
+from topics.engine.topic import Topic
+from topics.engine.transactions import Transactions
+from topics.storage.fs import FileSystem, Lock
+from topics.storage.segment import Segments
+from topics.storage.wal import Wal
+
+# Half of the recency part of a priority is gone after this long, all of it after ten times as long.
+_RECENCY_HALF_LIFE_MS = 30_000
+
+
+class PutResult(msgspec.Struct):
+    topic: str
+    created: bool
+    config: TopicConfig
+
+
+class DeleteResult(msgspec.Struct):
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+class TopicState(msgspec.Struct):
+    topic: str
+    type: str
+    head_seq: int
+    earliest_seq: int
+    next_seq: int
+    evict_floor: int
+    count: int
+    bytes: int
+    epoch: int
+    holes: int
+    config: dict[str, Any]
+    effective_priority: float
+    last_write_ts: int | None
+    last_read_ts: int | None
+
+
+class Page(msgspec.Struct):
+    topics: list[TopicState]
+    next_cursor: str | None
+
+
+class Deletes(msgspec.Struct):
+    """Past deletes. `complete` is false when some after the reader's id are no longer remembered."""
+
+    deletes: list[deletion.PastDelete]
+    last_id: int
+    complete: bool
+
+
+class Engine:
+    def __init__(
+        self,
+        fs: FileSystem,
+        lock: Lock,
+        clock: Clock,
+        limits: Limits,
+        options: Options,
+        state: State,
+        wal: Wal,
+        segments: Segments,
+        wal_syncer: Syncer,
+        file_syncer: Syncer,
+        boot_id: str,
+    ) -> None:
+        self.limits = limits
+        self.state = state
+        self.time: Ratchet = state.time
+        self._lock = lock
+        self._closing = False
+        self._closed = False
+        self._syncers = (wal_syncer, file_syncer)
+        self._segments = segments
+        self.committer = Committer(wal, wal_syncer, options.background_sync_ms, clock.now)
+        # Topics as the next write will find them: creations and deletions count from the moment they are staged.
+        self._staged: dict[str, Topic] = dict(state.by_name)
+        self._next_epoch = state.next_epoch
+        self.appender = Appender(limits, self.committer, self.settle)
+        self.transactions = Transactions(fs, limits, self)
+        self.checkpointer = Checkpointer(fs, state, segments, self.committer, file_syncer, options, boot_id)
+        for topic in state.topics.values():
+            topic.staged_seq = topic.next_seq
+            topic.staged_config = topic.config
+            topic.reserved = topic.ceiling
+            topic.staged_delete_id = topic.last_delete_id
+        self._log_found_lost()
+
+    # -- topics ----------------------------------------------------------------------------------------------------
+
+    def put(self, name: str, patch: ConfigPatch) -> Commit:
+        """Creates a topic or changes the fields that were sent."""
+        self._check_open()
+        check_topic_name(name)
+        topic = self._staged.get(name)
+        if topic is None:
+            config = resolve(patch, None, name)
+            topic, event = self.stage_topic(name, config)
+            return self.committer.stage(
+                Level.SYNCED, (topic,), (event,), lambda: self._publish_put(topic, config, True)
+            )
+        config = resolve(patch, topic.staged_config, name)
+        self.settle(topic)
+        topic.staged_config = config
+        event = frames.configured(topic.epoch, topic.staged_seq, config)
+        return self.committer.stage(Level.SYNCED, (topic,), (event,), lambda: self._publish_put(topic, config, False))
+
+    def _publish_put(self, topic: Topic, config: TopicConfig, created: bool) -> PutResult:
+        if created:
+            self.state.add(topic)
+        else:
+            topic.config = config
+            self.enforce(topic)
+        return PutResult(topic.name, created, config)
+
+    def stage_topic(self, name: str, config: TopicConfig) -> tuple[Topic, Event]:
+        """A topic that will exist once the event is published; `state.add` is the publisher's."""
+        if self.limits.max_topics and len(self._staged) >= self.limits.max_topics:
+            raise Throttled(
+                f"there are {len(self._staged)} topics, TOPICS_MAX_TOPICS is {self.limits.max_topics}",
+                limit="TOPICS_MAX_TOPICS",
+                max=self.limits.max_topics,
+            )
+        topic = Topic(name, self._next_epoch, config, self.state.store)
+        self._next_epoch += 1
+        self._staged[name] = topic
+        return topic, frames.created(topic.epoch, name, config)
+
+    def staged_topic(self, name: str) -> Topic | None:
+        """The topic that a write to this name will reach."""
+        return self._staged.get(name)
+
+    def topic(self, name: str) -> Topic:
+        topic = self.state.by_name.get(name)
+        if topic is None:
+            check_topic_name(name)
+            raise TopicNotFound(f"topic {name!r} does not exist")
+        return topic
+
+    def get(self, name: str, touch: bool = True) -> TopicState:
+        topic = self.topic(name)
+        self.settle(topic)
+        if touch:
+            topic.last_read_ts = self.time.now()
+        return self._describe(topic)
+
+    def _describe(self, topic: Topic) -> TopicState:
+        return TopicState(
+            topic=topic.name,
+            type=topic.config.type,
+            head_seq=topic.head_seq,
+            earliest_seq=topic.earliest_seq,
+            next_seq=topic.next_seq,
+            evict_floor=topic.evict_floor,
+            count=topic.count,
+            bytes=topic.bytes,
+            epoch=topic.epoch,
+            holes=len(topic.holes),
+            config=topic.config.to_json(),
+            effective_priority=effective_priority(topic, self.time.now()),
+            last_write_ts=topic.last_write_ts,
+            last_read_ts=topic.last_read_ts,
+        )
+
+    def list(self, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> Page:
+        if not 1 <= page_size <= MAX_PAGE_SIZE:
+            raise InvalidRequest(f"page_size must be between 1 and {MAX_PAGE_SIZE}, got {page_size}")
+        names = self.state.names
+        start = bisect_left(names, prefix)
+        if cursor is not None:
+            start = max(start, bisect_right(names, _decode_cursor(cursor)))
+        page: list[TopicState] = []
+        while start < len(names) and names[start].startswith(prefix):
+            if len(page) == page_size:
+                return Page(page, _encode_cursor(page[-1].topic))
+            topic = self.state.by_name[names[start]]
+            self.settle(topic)
+            page.append(self._describe(topic))
+            start += 1
+        return Page(page, None)
+
+    def drop(self, name: str, if_empty: bool = False) -> Commit:
+        """Deletes a topic and everything in it; the result says whether there was one."""
+        self._check_open()
+        check_topic_name(name)
+        topic = self._staged.get(name)
+        if topic is None:
+            return completed(False)
+        if if_empty:
+            self.settle(topic)
+            if topic.count or topic.pending_count:
+                raise TopicNotEmpty(f"topic {name!r} has {topic.count + topic.pending_count} records")
+        del self._staged[name]
+        return self.committer.stage(
+            Level.SYNCED, (topic,), (frames.dropped(topic.epoch),), lambda: self._publish_drop(topic)
+        )
+
+    def _publish_drop(self, topic: Topic) -> bool:
+        self.state.drop(topic)
+        return True
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, write: Write) -> Commit:
+        """Appends the records of a checked write; the result is a `WriteResult`."""
+        self._check_open()
+        topic = self._staged.get(name)
+        if topic is not None:
+            return self.appender.write(topic, write, self.time.now())
+        check_topic_name(name)
+        if not write.create:
+            raise TopicNotFound(f"topic {name!r} does not exist, and create is false")
+        config = resolve(self.config_of(write), None, name)
+        self.appender.check_fits(name, config, write.records, 0, 0)
+        self.appender.check_seqs(name, config.seq_base, write.records)
+        topic, event = self.stage_topic(name, config)
+        new = topic
+        self.committer.stage(Level.SYNCED, (new,), (event,), lambda: self.state.add(new))
+        return self.appender.write(new, write, self.time.now(), created=True)
+
+    def config_of(self, write: Write) -> ConfigPatch:
+        """What a write asks of the topic that it would create."""
+        try:
+            return msgspec.convert(write.config or {}, ConfigPatch)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"config: {error}") from None
+
+    def diff(self, name: str, query: Query, touch: bool = True) -> Diff:
+        topic = self.topic(name)
+        self.settle(topic)
+        if touch:
+            topic.last_read_ts = self.time.latest
+        while True:
+            try:
+                return read.diff(topic, query)
+            except LostRange as lost:
+                self._lose(topic, lost)
+
+    def seek(self, name: str, ts: int) -> int:
+        if not 0 <= ts <= MAX_INTEGER:
+            raise InvalidRequest(f"ts must be between 0 and {MAX_INTEGER}, got {ts}")
+        topic = self.topic(name)
+        self.settle(topic)
+        while True:
+            try:
+                return read.seek(topic, ts)
+            except LostRange as lost:
+                self._lose(topic, lost)
+
+    def delete(
+        self, name: str, before_seq: int | None = None, match: Selector | None = None, purpose: str = "erase"
+    ) -> Commit:
+        """Deletes records by seq, by tag, or by both; the result is a `DeleteResult`."""
+        self._check_open()
+        deletion.check_purpose(purpose)
+        if before_seq is None and match is None:
+            raise InvalidRequest("before_seq or match is required")
+        if before_seq is not None and not 0 <= before_seq <= MAX_INTEGER + 1:
+            raise InvalidRequest(f"before_seq must be between 0 and {MAX_INTEGER + 1}, got {before_seq}")
+        topic = self.topic(name)
+        self.settle(topic)
+        self._guard(topic, lambda: deletion.preload(topic, match))
+        topic.staged_delete_id += 1
+        what = Deleted(topic.staged_delete_id, self.time.now(), before_seq, match, purpose)
+        return self.committer.stage(
+            Level.SYNCED, (topic,), (frames.deleted(topic.epoch, what),), lambda: self._publish_delete(topic, what)
+        )
+
+    def _publish_delete(self, topic: Topic, what: Deleted) -> DeleteResult:
+        before = topic.count
+        try:
+            self._guard(topic, lambda: deletion.delete(topic, what))
+        except StorageFault as fault:
+            # The delete is durable but cannot be carried out here: a restart will; until then nothing is written.
+            self.committer.fail(f"a delete could not be applied: {fault.message}")
+            raise
+        return DeleteResult(before - topic.count, topic.earliest_seq, topic.head_seq, topic.count, topic.bytes)
+
+    def deletes(self, name: str, after: int = 0) -> Deletes:
+        topic = self.topic(name)
+        history = topic.deletes or ()
+        first = history[0].id if history else topic.last_delete_id + 1
+        kept = [past for past in history if past.id > after]
+        return Deletes(kept, topic.last_delete_id, complete=after + 1 >= first or after >= topic.last_delete_id)
+
+    # -- keeping watermarks exact ----------------------------------------------------------------------------------
+
+    def settle(self, topic: Topic) -> None:
+        """Makes a topic's watermarks exact now. What TTL took is in the log before anybody is told."""
+        now = self.time.now()
+        if topic.config.ttl_ms or topic.unsettled:
+            before = topic.ttl_expired
+            self._guard(topic, lambda: retention.settle(topic, now))
+            if topic.ttl_expired != before:
+                self.committer.log(frames.expired(topic.epoch, topic.ttl_expired, now))
+                self.committer.flush()
+
+    def enforce(self, topic: Topic) -> None:
+        """Applies the caps after a change that is committed already: a disk that does not answer only delays it."""
+        try:
+            self._guard(topic, lambda: retention.evict(topic))
+        except StorageFault:
+            topic.unsettled = True
+
+    def _guard(self, topic: Topic, work: Callable[[], object]) -> None:
+        self.state.guard(topic, work)
+        if self.state.found_lost:
+            self._log_found_lost()
+
+    def _lose(self, topic: Topic, lost: LostRange) -> None:
+        topic.lose(lost.first, lost.last, "corrupt")
+        self.state.found_lost.append((topic, lost))
+        self._log_found_lost()
+
+    def _log_found_lost(self) -> None:
+        """Writes down the holes that reading the disk has revealed."""
+        for topic, lost in self.state.found_lost:
+            if not topic.dropped:
+                self.committer.log(frames.holed(topic.epoch, Hole(lost.first, lost.last, "corrupt")))
+        self.state.found_lost.clear()
+        self.committer.flush()
+
+    # -- the turn --------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Ends a turn."""
+        self.committer.flush()
+        self.checkpointer.keep_up()
+
+    def poll(self) -> None:
+        """Takes in what other threads have finished: call it when a syncer says so."""
+        for syncer in self._syncers:
+            syncer.poll()
+
+    def tick(self) -> None:
+        """Background work: call it every few tens of milliseconds, whether or not anything happens."""
+        self.committer.tick()
+        self.transactions.expire(self.time.now())
+        self.checkpointer.tick()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ShuttingDown("the log is being closed")
+        self.committer.check_writable()
+
+    def checkpoint(self) -> None:
+        """Moves everything out of the WAL, on this thread."""
+        self.checkpointer.run()
+
+    def close(self) -> None:
+        """Stops accepting, finishes what is on its way, writes a clean checkpoint and lets the directory go."""
+        if self._closed:
+            return
+        self._closing = True
+        self._closed = True
+        try:
+            self.transactions.close()
+            if self.committer.read_only is None:
+                self.checkpointer.run(clean=True)
+        finally:
+            for syncer in self._syncers:
+                syncer.close()
+            self._segments.close()
+            self.committer.wal.close()
+            self._lock.release()
+
+
+def effective_priority(topic: Topic, now: int) -> float:
+    priority = max(-1000, min(1000, topic.config.priority or 0))
+    if not topic.config.auto_priority or topic.last_read_ts is None:
+        return float(priority)
+    idle = now - topic.last_read_ts
+    return priority + (500 * 2 ** (-idle / _RECENCY_HALF_LIFE_MS) if idle < 10 * _RECENCY_HALF_LIFE_MS else 0.0)
+
+
+def _encode_cursor(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def _decode_cursor(cursor: str) -> str:
+    try:
+        return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError, ValueError):
+        raise InvalidRequest(f"cursor is not one that this server gave, got {cursor!r:.100}") from None

@@ -1,0 +1,538 @@
+"""An extent: a stretch of one topic's log that is kept together, in memory first and then in a segment file.
+
+An extent knows exactly how many of its records live and how many bytes they have. Deletions inside it are bits over
+its chunks (`dead`); everything below the topic's `earliest_seq` is dead without bits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+import msgspec
+
+from topics.core.records import Batch
+from topics.core.selector import Selector
+from topics.engine.chunk import TARGET_BYTES, Chunk, decode_chunk, join
+from topics.storage.cache import ByteCache
+from topics.storage.frame import HEADER, Damage, file_offset
+from topics.storage.segment import Corrupt, Segments, SegmentWriter
+
+KIND_INDEX = 16
+KIND_BODY = 17
+KIND_TAGS = 18
+KIND_FOOTER = 19
+
+_TAGS_PER_BLOCK = 256
+_first_seq = attrgetter("first_seq")
+
+
+class LostRange(Exception):
+    """Sealed records whose bytes are proven wrong: the topic must turn them into a hole and ask again."""
+
+    def __init__(self, first: int, last: int, where: str) -> None:
+        super().__init__(f"seqs {first} to {last} are corrupt: {where}")
+        self.first = first
+        self.last = last
+        self.where = where
+
+
+class ChunkRef(msgspec.Struct, array_like=True, gc=False):
+    """Where a sealed chunk stands, and what must be known of it without loading it."""
+
+    first_seq: int
+    count: int
+    ts_first: int
+    ts_last: int
+    size: int
+    offset: int
+    index_length: int
+    body_length: int
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + self.count - 1
+
+
+class TagBlock(msgspec.Struct, array_like=True, gc=False):
+    first_tag: str
+    offset: int
+    length: int
+
+
+class Footer(msgspec.Struct, array_like=True):
+    chunks: list[ChunkRef]
+    tags: list[TagBlock]
+
+
+class Place(msgspec.Struct, array_like=True, frozen=True):
+    """A sealed extent's bytes: `offset` to the footer's end, `length` of the footer's payload."""
+
+    file: int
+    offset: int
+    footer_offset: int
+    footer_length: int
+
+    @property
+    def bytes(self) -> int:
+        return self.footer_offset + HEADER + self.footer_length - self.offset
+
+
+class Dead(msgspec.Struct, array_like=True):
+    """The deleted records of one chunk: a bit each, how many, and their bytes."""
+
+    bits: bytearray
+    count: int = 0
+    size: int = 0
+
+    def has(self, index: int) -> bool:
+        # The bits of an open chunk may end before its records do.
+        return index >> 3 < len(self.bits) and bool(self.bits[index >> 3] >> (index & 7) & 1)
+
+    def add(self, index: int, size: int) -> None:
+        self.bits[index >> 3] |= 1 << (index & 7)
+        self.count += 1
+        self.size += size
+
+
+class TagEntries(msgspec.Struct, array_like=True):
+    tags: list[str]
+    seqs: list[list[int]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_footer = msgspec.msgpack.Decoder(Footer).decode
+_decode_tags = msgspec.msgpack.Decoder(TagEntries).decode
+
+
+class ChunkStore:
+    """Sealed chunks, loaded on demand and cached within a bound."""
+
+    def __init__(self, segments: Segments, cache_bytes: int) -> None:
+        self._segments = segments
+        self._footers: ByteCache[tuple[int, int], Footer] = ByteCache(max(cache_bytes // 8, 1 << 20))
+        self._chunks: ByteCache[tuple[int, int], Chunk] = ByteCache(cache_bytes)
+        # Bytes in segment files that no reader can reach any more: what a rewrite would give back.
+        self.dead_bytes = 0
+
+    def footer(self, extent: Extent) -> Footer:
+        place = extent.place
+        assert place is not None
+        key = (place.file, place.footer_offset)
+        footer = self._footers.get(key)
+        if footer is None:
+            try:
+                payload = self._segments.read(place.file, place.footer_offset, place.footer_length).payload
+                footer = _decode_footer(payload)
+            except Corrupt as corrupt:
+                footer = self._rebuild(extent, place, corrupt)
+            self._footers.put(key, footer, place.footer_length + 64)
+        return footer
+
+    def load(self, extent: Extent, ref: ChunkRef, body: bool) -> Chunk:
+        place = extent.place
+        assert place is not None
+        key = (place.file, ref.offset)
+        chunk = self._chunks.get(key)
+        if chunk is not None and (chunk.body is not None or not body):
+            return chunk
+        try:
+            if chunk is None:
+                chunk = decode_chunk(self._segments.read(place.file, ref.offset, ref.index_length).payload)
+            if body:
+                at = ref.offset + HEADER + ref.index_length
+                chunk.body = self._segments.read(place.file, at, ref.body_length).payload
+        except Corrupt as corrupt:
+            raise LostRange(ref.first_seq, ref.last_seq, str(corrupt)) from None
+        self._chunks.put(key, chunk, ref.index_length * 2 + (ref.body_length if chunk.body is not None else 0))
+        return chunk
+
+    def tag_entries(self, extent: Extent, block: TagBlock) -> TagEntries | None:
+        """One block of the tag index, or None where it is damaged."""
+        place = extent.place
+        assert place is not None
+        try:
+            return _decode_tags(self._segments.read(place.file, block.offset, block.length).payload)
+        except Corrupt:
+            return None
+
+    def _rebuild(self, extent: Extent, place: Place, corrupt: Corrupt) -> Footer:
+        """A footer out of the chunks that stand in front of it."""
+        refs: list[ChunkRef] = []
+        for item in self._segments.scan(place.file, place.offset, place.footer_offset - place.offset):
+            if isinstance(item, Damage):
+                raise LostRange(extent.first_seq, extent.last_seq, str(corrupt))
+            if item.kind == KIND_INDEX:
+                chunk = decode_chunk(item.payload)
+                offset = file_offset(item.at)
+                refs.append(_ref(chunk, offset, len(item.payload), chunk.ends[-1]))
+        # Without tag blocks a tag is looked for in the chunks themselves.
+        return Footer(refs, [])
+
+
+def _ref(chunk: Chunk, offset: int, index_length: int, body_length: int) -> ChunkRef:
+    return ChunkRef(
+        chunk.first_seq, chunk.count, chunk.ts_first, chunk.ts_last, chunk.size, offset, index_length, body_length
+    )
+
+
+class ExtentState(msgspec.Struct, array_like=True):
+    """An extent in a checkpoint."""
+
+    first_seq: int
+    last_seq: int
+    count: int
+    live_count: int
+    live_bytes: int
+    size: int
+    ts_last: int
+    place: Place
+    dead: dict[int, Dead]
+
+
+class Extent:
+    """In memory while `chunks` is there; sealed once `place` is."""
+
+    __slots__ = (
+        *("chunks", "count", "dead", "ephemeral", "first_seq", "frozen", "last_seq", "live_bytes", "live_count"),
+        *("place", "size", "tag_seqs", "ts_last"),
+    )
+
+    def __init__(self, first_seq: int, ephemeral: bool = False) -> None:
+        self.first_seq = first_seq
+        self.last_seq = first_seq - 1
+        self.count = 0
+        self.live_count = 0
+        self.live_bytes = 0
+        self.size = 0
+        self.ts_last = 0
+        self.dead: dict[int, Dead] = {}
+        self.chunks: list[Chunk] | None = []
+        self.tag_seqs: dict[str, list[int]] = {}
+        self.place: Place | None = None
+        self.ephemeral = ephemeral
+        self.frozen = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes more records."""
+        return not self.frozen and self.chunks is not None
+
+    @property
+    def is_solid(self) -> bool:
+        """Whether every seq from first to last is a record, dead or alive."""
+        return self.count == self.last_seq - self.first_seq + 1
+
+    def append(self, batch: Batch) -> None:
+        assert self.is_open
+        assert self.chunks is not None
+        chunks = self.chunks
+        if not chunks or chunks[-1].is_full or chunks[-1].last_seq + 1 != batch.first_seq:
+            if chunks:
+                chunks[-1].close()
+            chunks.append(Chunk(batch.first_seq))
+        chunk = chunks[-1]
+        before = chunk.size
+        chunk.append(batch)
+        added = chunk.size - before
+        records = len(batch.lens)
+        self.last_seq = batch.first_seq + records - 1
+        self.count += records
+        self.live_count += records
+        self.live_bytes += added
+        self.size += added
+        self.ts_last = batch.ts
+        if batch.tags is not None:
+            for seq, tag in enumerate(batch.tags, batch.first_seq):
+                if tag is not None:
+                    self.tag_seqs.setdefault(tag, []).append(seq)
+
+    def freeze(self) -> None:
+        """No more records: it is about to be sealed."""
+        if self.is_open:
+            self.frozen = True
+            if self.chunks:
+                self.chunks[-1].close()
+
+    def seal(self, place: Place, first_seq: int, last_seq: int, count: int, size: int) -> None:
+        """Its bytes are durable at `place`, chunks that were dead left out: memory may go."""
+        self.place = place
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+        self.count = count
+        self.size = size
+        self.chunks = None
+        self.tag_seqs = {}
+
+    def refs(self, store: ChunkStore) -> Sequence[Chunk | ChunkRef]:
+        return self.chunks if self.chunks is not None else store.footer(self).chunks
+
+    def load(self, store: ChunkStore, ref: Chunk | ChunkRef, body: bool = False) -> Chunk:
+        return ref if isinstance(ref, Chunk) else store.load(self, ref, body)
+
+    def locate(self, store: ChunkStore, seq: int) -> int:
+        """The place in `refs` of the first chunk that ends at or behind `seq`."""
+        refs = self.refs(store)
+        index = max(bisect_right(refs, seq, key=_first_seq) - 1, 0)
+        return index if index < len(refs) and refs[index].last_seq >= seq else index + 1
+
+    def live_in(self, store: ChunkStore, first: int, below: int) -> tuple[int, int]:
+        """How many live records, and bytes of them, stand between `first` and `below` (exclusive).
+
+        `first` must not be below the topic's earliest seq.
+        """
+        count = size = 0
+        refs = self.refs(store)
+        for ref in refs[self.locate(store, first) :]:
+            if ref.first_seq >= below:
+                break
+            dead = self.dead.get(ref.first_seq)
+            if first <= ref.first_seq and ref.last_seq < below:
+                count += ref.count - (dead.count if dead else 0)
+                size += ref.size - (dead.size if dead else 0)
+                continue
+            chunk = self.load(store, ref)
+            start = max(first - ref.first_seq, 0)
+            stop = min(below - ref.first_seq, ref.count)
+            if dead is None:
+                count += stop - start
+                size += sum(chunk.sizes[start:stop])
+            else:
+                live = [index for index in range(start, stop) if not dead.has(index)]
+                count += len(live)
+                size += sum(chunk.sizes[index] for index in live)
+        return count, size
+
+    def first_live(self, store: ChunkStore, seq: int) -> int | None:
+        """The first live record at or behind `seq`."""
+        if not self.live_count or seq > self.last_seq:
+            return None
+        seq = max(seq, self.first_seq)
+        if not self.dead and self.is_solid:
+            return seq
+        refs = self.refs(store)
+        for ref in refs[self.locate(store, seq) :]:
+            dead = self.dead.get(ref.first_seq)
+            start = max(seq, ref.first_seq)
+            if dead is None:
+                return start
+            if dead.count == ref.count:
+                continue
+            for index in range(start - ref.first_seq, ref.count):
+                if not dead.has(index):
+                    return ref.first_seq + index
+        return None
+
+    def last_live(self, store: ChunkStore, first: int, below: int) -> int | None:
+        """The last live record between `first` (not below the topic's earliest seq) and `below` (exclusive)."""
+        if not self.live_count or first > self.last_seq or below <= self.first_seq:
+            return None
+        if not self.dead and self.is_solid:
+            return min(below - 1, self.last_seq)
+        refs = self.refs(store)
+        for ref in reversed(refs[: self.locate(store, below - 1) + 1]):
+            dead = self.dead.get(ref.first_seq)
+            if dead is not None and dead.count == ref.count:
+                continue
+            stop = min(below, ref.last_seq + 1) - 1
+            for seq in range(stop, max(first, ref.first_seq) - 1, -1):
+                if dead is None or not dead.has(seq - ref.first_seq):
+                    return seq
+        return None
+
+    def kill(self, store: ChunkStore, seq: int) -> int | None:
+        """Marks a record as deleted; returns its bytes, or None if it was not there or dead already.
+
+        `seq` must not be below the topic's earliest seq.
+        """
+        refs = self.refs(store)
+        at = self.locate(store, seq)
+        if at >= len(refs) or refs[at].first_seq > seq:
+            return None
+        ref = refs[at]
+        index = seq - ref.first_seq
+        dead = self.dead.get(ref.first_seq)
+        if dead is not None and dead.has(index):
+            return None
+        size = self.load(store, ref).sizes[index]
+        if dead is None:
+            dead = self.dead[ref.first_seq] = Dead(bytearray((ref.count + 7) // 8))
+        if len(dead.bits) * 8 < ref.count:
+            dead.bits.extend(bytes((ref.count + 7) // 8 - len(dead.bits)))
+        dead.add(index, size)
+        self.live_count -= 1
+        self.live_bytes -= size
+        return size
+
+    def lose(self, store: ChunkStore, first: int, last: int, earliest: int) -> tuple[int, int]:
+        """Drops a range whose bytes are gone, whole chunks of it; returns the live records and bytes that went."""
+        if first <= self.first_seq and self.last_seq <= last:
+            gone = self.live_count, self.live_bytes
+            self.live_count = self.live_bytes = 0
+            return gone
+        refs = self.refs(store)
+        count, size = self.live_count, self.live_bytes
+        for ref in refs:
+            if first <= ref.first_seq and ref.last_seq <= last:
+                self.dead[ref.first_seq] = Dead(bytearray(b"\xff" * ((ref.count + 7) // 8)), ref.count, ref.size)
+            elif ref.last_seq >= earliest:
+                # The lost chunk's own arrays cannot be read: what it had is what the others have not.
+                live, live_bytes = self.live_in(store, max(earliest, ref.first_seq), ref.last_seq + 1)
+                count -= live
+                size -= live_bytes
+        self.live_count -= count
+        self.live_bytes -= size
+        return count, size
+
+    def tagged(self, store: ChunkStore, selector: Selector) -> Iterator[int]:
+        """The seqs, dead or alive, of records that a selector matches; in no order."""
+        if self.chunks is not None:
+            if not selector.prefix:
+                yield from list(self.tag_seqs.get(selector.text, ()))
+                return
+            for tag in [tag for tag in self.tag_seqs if tag.startswith(selector.text)]:
+                yield from list(self.tag_seqs[tag])
+            return
+        footer = store.footer(self)
+        blocks = footer.tags
+        if not blocks:
+            yield from self._search(store, selector)
+            return
+        at = max(bisect_left(blocks, selector.text, key=attrgetter("first_tag")) - 1, 0)
+        for block in blocks[at:]:
+            if block.first_tag > selector.text and not selector.matches(block.first_tag):
+                return
+            entries = store.tag_entries(self, block)
+            if entries is None:
+                yield from self._search(store, selector)
+                return
+            start = bisect_left(entries.tags, selector.text)
+            for tag, seqs in zip(entries.tags[start:], entries.seqs[start:], strict=True):
+                if not selector.matches(tag):
+                    return
+                yield from seqs
+
+    def _search(self, store: ChunkStore, selector: Selector) -> Iterator[int]:
+        """The slow way: through the arrays of every chunk."""
+        for ref in list(self.refs(store)):
+            chunk = self.load(store, ref)
+            wanted = {number for tag, number in chunk.tags.items() if selector.matches(tag)}
+            if wanted and chunk.tag_ids is not None:
+                yield from (chunk.first_seq + i for i, number in enumerate(chunk.tag_ids) if number in wanted)
+
+    def drop_below(self, seq: int) -> None:
+        """Gives the memory of chunks that lie wholly below `seq` back."""
+        if self.chunks is not None:
+            while len(self.chunks) > 1 and self.chunks[0].last_seq < seq:
+                gone = self.chunks.pop(0)
+                self.dead.pop(gone.first_seq, None)
+                self.count -= gone.count
+                self.size -= gone.size
+                self.first_seq = self.chunks[0].first_seq
+                if gone.tags:
+                    self.tag_seqs = _drop_tags(self.tag_seqs, seq)
+
+    def absorb(self, older: Extent, chunks: list[Chunk]) -> None:
+        """Takes the records of the extent in front of it into memory."""
+        assert self.chunks is not None
+        self.freeze()
+        self.chunks = _coalesce([*chunks, *self.chunks], {**older.dead, **self.dead})
+        self.dead = {**older.dead, **self.dead}
+        self.first_seq = older.first_seq
+        self.count += older.count
+        self.size += older.size
+        self.live_count += older.live_count
+        self.live_bytes += older.live_bytes
+        tags: dict[str, list[int]] = {}
+        for chunk in chunks:
+            if chunk.tag_ids is not None:
+                names = ["", *chunk.tags]
+                for seq, number in enumerate(chunk.tag_ids, chunk.first_seq):
+                    if number:
+                        tags.setdefault(names[number], []).append(seq)
+        for tag, seqs in self.tag_seqs.items():
+            tags.setdefault(tag, []).extend(seqs)
+        self.tag_seqs = tags
+
+    def state(self, place: Place) -> ExtentState:
+        dead = {first: Dead(bytearray(bits.bits), bits.count, bits.size) for first, bits in self.dead.items()}
+        return ExtentState(
+            *(self.first_seq, self.last_seq, self.count, self.live_count, self.live_bytes),
+            *(self.size, self.ts_last, place, dead),
+        )
+
+
+def _drop_tags(tag_seqs: dict[str, list[int]], below: int) -> dict[str, list[int]]:
+    kept = {tag: [seq for seq in seqs if seq >= below] for tag, seqs in tag_seqs.items()}
+    return {tag: seqs for tag, seqs in kept.items() if seqs}
+
+
+def restore(state: ExtentState) -> Extent:
+    extent = Extent(state.first_seq)
+    extent.last_seq = state.last_seq
+    extent.count = state.count
+    extent.live_count = state.live_count
+    extent.live_bytes = state.live_bytes
+    extent.size = state.size
+    extent.ts_last = state.ts_last
+    extent.place = state.place
+    extent.dead = state.dead
+    extent.chunks = None
+    extent.frozen = True
+    return extent
+
+
+def _coalesce(chunks: list[Chunk], dead: dict[int, Dead]) -> list[Chunk]:
+    """Neighbours joined while the result stays small; deletions are bits per chunk, so those chunks stay apart."""
+    joined: list[Chunk] = []
+    for chunk in chunks:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.last_seq + 1 == chunk.first_seq
+            and last.first_seq not in dead
+            and chunk.first_seq not in dead
+            and last.ends[-1] + chunk.ends[-1] <= TARGET_BYTES
+        ):
+            joined[-1] = join(last, chunk)
+        else:
+            joined.append(chunk)
+    return joined
+
+
+class ExtentWriter:
+    """Writes one extent into a segment file, chunk by chunk, so that no step takes long."""
+
+    def __init__(self, writer: SegmentWriter, epoch: int) -> None:
+        self._writer = writer
+        self._epoch = epoch
+        self._offset = writer.offset
+        self._refs: list[ChunkRef] = []
+        self._tags: dict[str, list[int]] = {}
+
+    def add(self, chunk: Chunk, earliest: int) -> None:
+        assert chunk.body is not None
+        index, body = chunk.encode_index(), bytes(chunk.body)
+        span = (self._epoch, chunk.first_seq, chunk.last_seq)
+        offset = self._writer.append(KIND_INDEX, *span, index)
+        self._writer.append(KIND_BODY, *span, body)
+        self._refs.append(_ref(chunk, offset, len(index), len(body)))
+        if chunk.tag_ids is not None:
+            names = ["", *chunk.tags]
+            for seq, number in enumerate(chunk.tag_ids, chunk.first_seq):
+                if number and seq >= earliest:
+                    self._tags.setdefault(names[number], []).append(seq)
+
+    def finish(self) -> Place:
+        first, last = self._refs[0].first_seq, self._refs[-1].last_seq
+        blocks: list[TagBlock] = []
+        tags = sorted(self._tags)
+        for start in range(0, len(tags), _TAGS_PER_BLOCK):
+            some = tags[start : start + _TAGS_PER_BLOCK]
+            payload = _encode(TagEntries(some, [self._tags[tag] for tag in some]))
+            offset = self._writer.append(KIND_TAGS, self._epoch, first, last, payload)
+            blocks.append(TagBlock(some[0], offset, len(payload)))
+        payload = _encode(Footer(self._refs, blocks))
+        footer = self._writer.append(KIND_FOOTER, self._epoch, first, last, payload)
+        return Place(self._writer.number, self._offset, footer, len(payload))

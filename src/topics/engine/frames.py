@@ -1,0 +1,189 @@
+"""The events of the engine as frames: which kinds there are, and what each carries.
+
+`epoch` names the topic instance; `first` and `last` are the seqs that an event is about, in the header, so that a
+damaged payload still says which were lost.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+from topics.core.config import TopicConfig
+from topics.core.records import Batch, pack, unpack
+from topics.core.selector import Selector
+from topics.core.tombstone import Hole
+from topics.engine.dedupe import Appended, Written
+from topics.storage.frame import Frame
+
+OPEN = 32  # the directory was opened: boot id and time
+CREATE = 33  # a topic instance begins
+CONFIG = 34  # its configuration from `first` on
+DROP = 35  # it ends
+APPEND = 36  # records first..last
+HOLE = 37  # first..last are lost; above the head they are new seqs
+WRITTEN = 38  # what dedupe must remember of the write of first..last
+RESERVE = 39  # no acked seq is above `first`
+EXPIRED = 40  # TTL took everything up to `first`, seen at time `last`
+DELETE = 41  # records deleted by a selector
+COMMIT = 42  # a transaction's dedupe
+RESTART = 43  # everything up to `last` was lost at a restart
+
+NAMES = {
+    OPEN: "open",
+    CREATE: "create topic",
+    CONFIG: "config",
+    DROP: "delete topic",
+    APPEND: "append",
+    HOLE: "hole",
+    WRITTEN: "write dedupe",
+    RESERVE: "reserve",
+    EXPIRED: "expired",
+    DELETE: "delete records",
+    COMMIT: "commit",
+    RESTART: "restart",
+}
+
+
+class Event(NamedTuple):
+    """A frame to be staged."""
+
+    kind: int
+    epoch: int
+    first: int
+    last: int
+    payload: bytes = b""
+
+
+class Opened(msgspec.Struct, array_like=True):
+    boot_id: str
+    now: int
+
+
+class Created(msgspec.Struct, array_like=True):
+    name: str
+    config: TopicConfig
+
+
+class Deleted(msgspec.Struct, array_like=True):
+    id: int
+    ts: int
+    before_seq: int | None
+    match: Selector | None
+    purpose: str
+
+
+class Committed(msgspec.Struct, array_like=True):
+    client_id: str
+    client_seq: int
+    topics: dict[str, Appended]
+
+
+class _BatchHead(msgspec.Struct, array_like=True, gc=False):
+    ts: int
+    lens: bytes
+    sizes: bytes
+    metas: bytes | None = None
+    tags: list[str | None] | None = None
+    nodes: list[str | None] | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_LENGTH = struct.Struct("<I")
+_decode_head = msgspec.msgpack.Decoder(_BatchHead).decode
+_decode_opened = msgspec.msgpack.Decoder(Opened).decode
+_decode_created = msgspec.msgpack.Decoder(Created).decode
+_decode_config = msgspec.msgpack.Decoder(TopicConfig).decode
+_decode_written = msgspec.msgpack.Decoder(Written).decode
+_decode_deleted = msgspec.msgpack.Decoder(Deleted).decode
+_decode_committed = msgspec.msgpack.Decoder(Committed).decode
+
+
+def opened(boot_id: str, now: int) -> Event:
+    return Event(OPEN, 0, 0, 0, _encode(Opened(boot_id, now)))
+
+
+def created(epoch: int, name: str, config: TopicConfig) -> Event:
+    return Event(CREATE, epoch, config.seq_base, 0, _encode(Created(name, config)))
+
+
+def configured(epoch: int, next_seq: int, config: TopicConfig) -> Event:
+    return Event(CONFIG, epoch, next_seq, 0, _encode(config))
+
+
+def dropped(epoch: int) -> Event:
+    return Event(DROP, epoch, 0, 0)
+
+
+def appended(epoch: int, batch: Batch) -> Event:
+    metas = pack(batch.metas) if batch.metas is not None else None
+    head = _encode(_BatchHead(batch.ts, pack(batch.lens), pack(batch.sizes), metas, batch.tags, batch.nodes))
+    return Event(APPEND, epoch, batch.first_seq, batch.last_seq, _LENGTH.pack(len(head)) + head + batch.body)
+
+
+def holed(epoch: int, hole: Hole) -> Event:
+    return Event(HOLE, epoch, hole.first, hole.last, _encode(hole))
+
+
+def written(epoch: int, what: Written) -> Event:
+    return Event(WRITTEN, epoch, what.appended.first_seq, what.appended.last_seq, _encode(what))
+
+
+def restarted(epoch: int, last_seq: int) -> Event:
+    return Event(RESTART, epoch, 0, last_seq)
+
+
+def reserved(epoch: int, ceiling: int) -> Event:
+    return Event(RESERVE, epoch, ceiling, 0)
+
+
+def expired(epoch: int, last_seq: int, now: int) -> Event:
+    return Event(EXPIRED, epoch, last_seq, now)
+
+
+def deleted(epoch: int, what: Deleted) -> Event:
+    return Event(DELETE, epoch, 0, 0, _encode(what))
+
+
+def committed(what: Committed) -> Event:
+    return Event(COMMIT, 0, 0, 0, _encode(what))
+
+
+def read_batch(frame: Frame) -> Batch:
+    length = _LENGTH.unpack_from(frame.payload)[0]
+    head = _decode_head(memoryview(frame.payload)[4 : 4 + length])
+    metas = unpack(head.metas) if head.metas is not None else None
+    body = frame.payload[4 + length :]
+    batch = Batch(frame.first, head.ts, unpack(head.lens), unpack(head.sizes), metas, head.tags, head.nodes, body)
+    assert batch.last_seq == frame.last
+    return batch
+
+
+def read_opened(frame: Frame) -> Opened:
+    return _decode_opened(frame.payload)
+
+
+def read_created(frame: Frame) -> Created:
+    return _decode_created(frame.payload)
+
+
+def read_config(frame: Frame) -> TopicConfig:
+    return _decode_config(frame.payload)
+
+
+def read_hole(frame: Frame) -> Hole:
+    return msgspec.msgpack.decode(frame.payload, type=Hole)
+
+
+def read_written(frame: Frame) -> Written:
+    return _decode_written(frame.payload)
+
+
+def read_deleted(frame: Frame) -> Deleted:
+    return _decode_deleted(frame.payload)
+
+
+def read_committed(frame: Frame) -> Committed:
+    return _decode_committed(frame.payload)

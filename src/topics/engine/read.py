@@ -1,0 +1,263 @@
+"""The read rule: what a reader at a cursor gets, and what it is told of.
+
+Per candidate seq, in this order: the floor and holes (they make the tombstone), TTL, deleted, node, match. Every seq
+that was looked at advances the cursor. Decisions are made per chunk; only a chunk in which something unusual really
+happens is walked record by record.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import msgspec
+
+from topics.core.limits import DEFAULT_DIFF_BYTES, DEFAULT_DIFF_LIMIT
+from topics.core.selector import Selector
+from topics.core.tombstone import Reason, Tombstone
+from topics.engine.chunk import Chunk
+from topics.engine.extent import ChunkRef, Dead, Extent
+from topics.engine.retention import first_at
+from topics.engine.topic import Topic
+
+# How many chunks one answer may walk through: a filter that matches nothing must not hold the loop.
+_MAX_CHUNKS = 64
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """A diff, checked and clamped."""
+
+    from_seq: int = 0
+    to_seq: int | None = None
+    limit: int = DEFAULT_DIFF_LIMIT
+    nodes: tuple[str, ...] = ()
+    match: Selector | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    max_bytes: int = DEFAULT_DIFF_BYTES
+    epoch: int | None = None
+
+
+class Diff(msgspec.Struct, kw_only=True):
+    """The answer of a read. `parts` are slices of ready JSON; `records` decodes them for a Python caller."""
+
+    topic: str
+    epoch: int
+    parts: list[bytes]
+    count: int
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+    scanned: int
+
+    @property
+    def caught_up(self) -> bool:
+        return self.next_from_seq == self.head_seq
+
+    @property
+    def lag(self) -> int:
+        return self.head_seq - self.next_from_seq
+
+    @property
+    def records_json(self) -> bytes:
+        """The records as one JSON array."""
+        return b"[" + b",".join(self.parts) + b"]"
+
+    @property
+    def records(self) -> list[dict[str, msgspec.Raw]]:
+        return msgspec.json.decode(self.records_json)  # type: ignore[no-any-return]  # the shape is the contract's
+
+    def to_json(self, performance: bytes) -> bytes:
+        """The body of an answer; `performance` is its timing, rendered."""
+        tail = _encode_json(
+            {
+                "next_from_seq": self.next_from_seq,
+                "head_seq": self.head_seq,
+                "earliest_seq": self.earliest_seq,
+                "caught_up": self.caught_up,
+                "tombstone": self.tombstone,
+                "lag": self.lag,
+            }
+        )
+        head = b'{"topic":"%b","epoch":%d,"records":[' % (self.topic.encode(), self.epoch)
+        return b"".join((head, b",".join(self.parts), b"],", tail[1:-1], b',"performance":', performance, b"}"))
+
+
+def diff(topic: Topic, query: Query) -> Diff:
+    """Reads a topic whose watermarks are up to date."""
+    head = topic.head_seq
+    base = topic.config.seq_base
+    stop = head if query.to_seq is None else min(query.to_seq, head)
+    cursor = max(query.from_seq, base - 1)
+    tombstone: Tombstone | None = None
+    scanned = 0
+    if query.from_seq > head or (query.epoch is not None and query.epoch != topic.epoch):
+        # The cursor is from another life of this name.
+        stop = max(stop, base - 1)
+        cursor = min(topic.earliest_seq - 1, stop)
+        tombstone = _tombstone(topic, base, stop, "recreated")
+    elif cursor + 1 < topic.evict_floor and cursor < stop:
+        last = min(topic.earliest_seq - 1, stop)
+        tombstone = _tombstone(topic, cursor + 1, last, topic.loss_reason(cursor))
+        cursor = last
+    walk = _Walk(topic, query)
+    while cursor < stop and not walk.is_over:
+        hole = topic.hole_behind(cursor)
+        if hole is not None and hole.first <= cursor + 1:
+            if walk.count or tombstone is not None:
+                break
+            last = min(hole.last, stop)
+            tombstone = _tombstone(topic, cursor + 1, last, hole.reason)
+            cursor = last
+            continue
+        limit = stop if hole is None else min(stop, hole.first - 1)
+        reached = walk.through(cursor, limit)
+        scanned += reached - cursor
+        cursor = reached
+    return Diff(
+        topic=topic.name,
+        epoch=topic.epoch,
+        parts=walk.parts,
+        count=walk.count,
+        next_from_seq=cursor,
+        head_seq=head,
+        earliest_seq=topic.earliest_seq,
+        tombstone=tombstone,
+        scanned=scanned,
+    )
+
+
+def _tombstone(topic: Topic, first: int, last: int, reason: Reason) -> Tombstone:
+    return Tombstone(first, last, reason, last - first + 1, topic.earliest_seq, topic.head_seq)
+
+
+class _Walk:
+    """Collects records upwards until a limit of the query is reached."""
+
+    def __init__(self, topic: Topic, query: Query) -> None:
+        self._topic = topic
+        self._query = query
+        self._nodes = query.nodes if topic.config.dedupe_node else ()
+        self._room = query.max_bytes
+        self._chunks = 0
+        self.parts: list[bytes] = []
+        self.count = 0
+        self.is_over = False
+
+    def through(self, cursor: int, last: int) -> int:
+        """Examines the seqs behind `cursor` up to `last`, where no hole is; returns the last one examined."""
+        topic = self._topic
+        store = topic.store
+        cursor = max(cursor, min(topic.earliest_seq - 1, last))
+        for at in range(topic.extent_at(cursor + 1), len(topic.extents)):
+            extent = topic.extents[at]
+            if cursor >= last or extent.first_seq > last:
+                break
+            refs = extent.refs(store)
+            for index in range(extent.locate(store, cursor + 1), len(refs)):
+                ref = refs[index]
+                if ref.first_seq > last:
+                    break
+                cursor = max(cursor, ref.first_seq - 1)
+                start = cursor + 1 - ref.first_seq
+                stop = min(last - ref.first_seq + 1, ref.count)
+                dead = extent.dead.get(ref.first_seq)
+                if dead is not None and dead.count == ref.count:
+                    cursor = ref.first_seq + stop - 1
+                    continue
+                self._chunks += 1
+                taken = self._take(extent, ref, dead, start, stop)
+                cursor = ref.first_seq + taken - 1
+                if self.is_over:
+                    return cursor
+        # What is left is neither stored nor lost: deleted, and given back to the disk.
+        return last
+
+    def _take(self, extent: Extent, ref: Chunk | ChunkRef, dead: Dead | None, start: int, stop: int) -> int:
+        """Takes what fits of records `start` to `stop`; returns the index behind the last one examined."""
+        query = self._query
+        chunk = extent.load(self._topic.store, ref)
+        if self._chunks >= _MAX_CHUNKS:
+            self.is_over = True
+        drop = chunk.ids_of(self._nodes) if self._nodes and chunk.node_ids is not None else None
+        wanted: set[int] | None = None
+        if query.match is not None:
+            wanted = {number for tag, number in chunk.tags.items() if query.match.matches(tag)}
+            if not wanted:
+                return stop
+        extent.load(self._topic.store, ref, body=True)
+        respell = (query.include_tags and chunk.tag_ids is not None) or (
+            not query.include_meta and chunk.metas is not None
+        )
+        if dead is not None or drop or wanted is not None or respell:
+            return self._take_each(chunk, dead, drop, wanted, respell, start, stop)
+        most = min(stop, start + query.limit - self.count)
+        begin = chunk.start(start)
+        end = bisect_right(chunk.ends, begin + self._room, start, most)
+        if end == start and not self.count:
+            end = start + 1
+        if end < most or end - start >= query.limit - self.count:
+            self.is_over = True
+        if end > start:
+            self.parts.append(chunk.slice(start, end))
+            self.count += end - start
+            self._room -= chunk.ends[end - 1] - begin
+        return end
+
+    def _take_each(
+        self,
+        chunk: Chunk,
+        dead: Dead | None,
+        drop: set[int] | None,
+        wanted: set[int] | None,
+        respell: bool,
+        start: int,
+        stop: int,
+    ) -> int:
+        query = self._query
+        nodes = chunk.node_ids if drop else None
+        for index in range(start, stop):
+            if dead is not None and dead.has(index):
+                continue
+            if nodes is not None and drop and nodes[index] in drop:
+                continue
+            if wanted is not None and (chunk.tag_ids is None or chunk.tag_ids[index] not in wanted):
+                continue
+            if respell:
+                part = chunk.record(index, query.include_tags, query.include_meta)
+            else:
+                part = chunk.slice(index, index + 1)
+            if self.count and len(part) + 1 > self._room:
+                self.is_over = True
+                return index
+            self.parts.append(part)
+            self.count += 1
+            self._room -= len(part) + 1
+            if self.count >= query.limit or self._room <= 0:
+                self.is_over = True
+                return index + 1
+        return stop
+
+
+def seek(topic: Topic, ts: int) -> int:
+    """The cursor of a reader who wants everything from `ts` on: below the first record that new, and below any loss
+    that may have been."""
+    if topic.lost_ts >= ts:
+        return topic.config.seq_base - 1
+    seq = max(first_at(topic, ts), topic.earliest_seq)
+    known = _last_stored(topic, seq)
+    hole = topic.hole_behind(known)
+    if hole is not None and hole.first < seq:
+        return max(hole.first, known + 1) - 1
+    return seq - 1
+
+
+def _last_stored(topic: Topic, below: int) -> int:
+    """The last seq below `below` whose time is known."""
+    for extent in reversed(topic.extents[: topic.extent_at(below - 1) + 1]):
+        for ref in reversed(extent.refs(topic.store)):
+            if ref.first_seq < below:
+                return min(ref.last_seq, below - 1)
+    return topic.evict_floor - 1

@@ -1,0 +1,379 @@
+"""Opening a data directory: the newest good checkpoint, then the WAL behind it, then what a crash has cost.
+
+What recovery decides (holes, what a restart took) is written down before anybody can read it, so that running it again
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from topics.core.clock import Clock, Ratchet
+from topics.core.errors import CorruptDirectory, DirectoryInUse, UnknownFormat
+from topics.core.limits import Limits
+from topics.core.tombstone import Hole
+from topics.engine import frames, retention
+from topics.engine.checkpoint import (
+    KIND_CLIENTS,
+    KIND_HEAD,
+    KIND_KEYS,
+    KIND_TOPIC,
+    Clients,
+    Head,
+    TopicSnapshot,
+)
+from topics.engine.dedupe import Appended
+from topics.engine.engine import Engine
+from topics.engine.extent import ChunkStore, restore
+from topics.engine.frames import Event
+from topics.engine.options import Options
+from topics.engine.state import CommittedTxn, State
+from topics.engine.syncer import Syncer
+from topics.engine.topic import Topic
+from topics.storage import checkpoint as checkpoints
+from topics.storage import frame, segment, wal
+from topics.storage.frame import Damage, Frame, file_number, file_offset
+from topics.storage.fs import FileSystem, Lock, read_file, write_all
+from topics.storage.segment import Segments
+from topics.storage.wal import KIND_FILE, KIND_GROUP, KIND_MARK, Wal, WalFile
+
+FORMAT_FILE = "FORMAT"
+LOCK_FILE = "LOCK"
+_FORMAT = b"topics data directory, format 1\n"
+
+_decode_head = msgspec.msgpack.Decoder(Head).decode
+_decode_topic = msgspec.msgpack.Decoder(TopicSnapshot).decode
+_decode_keys = msgspec.msgpack.Decoder(list[tuple[str, int, Appended]]).decode
+_decode_clients = msgspec.msgpack.Decoder(Clients).decode
+
+
+def open_engine(
+    fs: FileSystem,
+    clock: Clock,
+    limits: Limits,
+    options: Options,
+    wal_syncer: Syncer,
+    file_syncer: Syncer,
+    on_progress: Callable[[float], None] | None = None,
+) -> Engine:
+    """Opens a data directory, new or old, and makes it ready for reading and writing."""
+    lock = take_lock(fs)
+    try:
+        prepare(fs)
+        segments = Segments(fs)
+        recovery = Recovery(fs, clock, options, segments)
+        recovery.run(on_progress)
+        recovery.tidy()
+        log = Wal(fs, recovery.last_wal + 1)
+        boot_id = fs.boot_id()
+        log_start(log, frames.opened(boot_id, recovery.state.time.latest), recovery.losses)
+        engine = Engine(
+            fs, lock, clock, limits, options, recovery.state, log, segments, wal_syncer, file_syncer, boot_id
+        )
+        engine.checkpointer.resume_from(recovery.first_wal, recovery.wal_bytes)
+        return engine
+    except BaseException:
+        lock.release()
+        raise
+
+
+def take_lock(fs: FileSystem) -> Lock:
+    try:
+        return fs.lock(LOCK_FILE)
+    except BlockingIOError:
+        raise DirectoryInUse(f"{fs}: another process has this data directory open") from None
+
+
+def prepare(fs: FileSystem) -> None:
+    """Makes a new directory, or checks that this version knows the old one."""
+    check_format(fs)
+    for directory in (wal.DIRECTORY, segment.DIRECTORY, checkpoints.DIRECTORY):
+        fs.mkdir(directory)
+    if not fs.exists(FORMAT_FILE):
+        temporary = FORMAT_FILE + ".tmp"
+        if fs.exists(temporary):
+            fs.remove(temporary)
+        file = fs.create(temporary)
+        try:
+            write_all(file, [_FORMAT])
+            file.sync()
+        finally:
+            file.close()
+        fs.rename(temporary, FORMAT_FILE)
+    fs.sync_dir("")
+
+
+def check_format(fs: FileSystem) -> None:
+    if fs.exists(FORMAT_FILE):
+        found = read_file(fs, FORMAT_FILE)
+        if found != _FORMAT:
+            raise UnknownFormat(
+                f"{fs}/{FORMAT_FILE} says {found[:80]!r}, this version reads {_FORMAT!r}: "
+                "use the version of topics that wrote it, or restore the file if it was damaged"
+            )
+    elif wal.wal_numbers(fs) or checkpoints.checkpoint_numbers(fs):
+        raise UnknownFormat(f"{fs} has a log but no {FORMAT_FILE} file: restore it with the line {_FORMAT!r}")
+
+
+def log_start(log: Wal, opened: Event, losses: list[Event]) -> None:
+    """Writes down what recovery decided, as one event, before anything else."""
+    log.stage(KIND_GROUP, 0, 0, 0, wal.encode_group([opened, *losses]))
+    log.write()
+    log.synced = log.sync(log.written)
+
+
+class Lost(msgspec.Struct):
+    """Something that repair could not save: an event of the log, and what is known of it."""
+
+    at: int
+    end: int
+    what: str
+    epoch: int = 0
+    first: int = 0
+    last: int = 0
+
+    @property
+    def where(self) -> str:
+        return f"{wal.wal_name(file_number(self.at))} at offset {file_offset(self.at)}"
+
+
+class Recovery:
+    """Reads a directory into a `State`. With `repair`, damage becomes holes instead of a refusal."""
+
+    def __init__(
+        self, fs: FileSystem, clock: Clock, options: Options, segments: Segments, repair: bool = False
+    ) -> None:
+        self._fs = fs
+        self._repair = repair
+        self.state = State(ChunkStore(segments, options.cache_bytes), Ratchet(clock))
+        self.state.repairing = repair
+        self.losses: list[Event] = []
+        self.lost: list[Lost] = []
+        self.bad_checkpoints: list[int] = []
+        self.first_wal = 1
+        self.last_wal = 0
+        self.wal_bytes = 0
+        self._boot_id: str | None = None
+        self._clean = False
+        self._frozen_at: dict[int, int] = {}
+        self._cut_at: int | None = None
+        self._unidentified = False
+
+    def run(self, on_progress: Callable[[float], None] | None = None) -> None:
+        self._load_checkpoint()
+        self._replay(on_progress)
+        self._account()
+
+    # -- the checkpoint --------------------------------------------------------------------------------------------
+
+    def _load_checkpoint(self) -> None:
+        numbers = checkpoints.checkpoint_numbers(self._fs)
+        for number in reversed(numbers):
+            found = checkpoints.read_checkpoint(self._fs, number)
+            if found is not None:
+                self._restore(found)
+                return
+            self.bad_checkpoints.append(number)
+        if numbers and min(wal.wal_numbers(self._fs), default=0) != 1:
+            raise CorruptDirectory(
+                f"{checkpoints.checkpoint_name(numbers[-1])} is damaged and no older checkpoint is whole: "
+                "restore the directory from a copy"
+            )
+
+    def _restore(self, found: list[Frame]) -> None:
+        state = self.state
+        for item in found:
+            if item.kind == KIND_HEAD:
+                head = _decode_head(item.payload)
+                self.first_wal = head.wal_number
+                self._boot_id = head.boot_id
+                self._clean = head.clean
+                state.time.advance(head.now)
+                state.next_epoch = head.next_epoch
+            elif item.kind == KIND_TOPIC:
+                snapshot = _decode_topic(item.payload)
+                state.add(_topic_of(item.epoch, snapshot, state.store))
+                self._frozen_at[item.epoch] = snapshot.at
+            elif item.kind == KIND_KEYS:
+                state.topics[item.epoch].dedupe.restore(_decode_keys(item.payload), {})
+            elif item.kind == KIND_CLIENTS:
+                clients = _decode_clients(item.payload).clients
+                state.txn_clients = {name: CommittedTxn(*done) for name, done in clients.items()}
+
+    # -- the WAL ---------------------------------------------------------------------------------------------------
+
+    def _replay(self, on_progress: Callable[[float], None] | None) -> None:
+        numbers = [number for number in wal.wal_numbers(self._fs) if number >= self.first_wal]
+        self.last_wal = max([self.first_wal - 1, *numbers])
+        expected = list(range(self.first_wal, self.first_wal + len(numbers)))
+        if numbers != expected:
+            missing = sorted(set(range(self.first_wal, self.last_wal + 1)) - set(numbers))
+            raise CorruptDirectory(
+                f"{wal.wal_name(missing[0])} is missing: restore it, or restore the directory from a copy"
+            )
+        if not numbers and self.first_wal > 1 and not self._clean:
+            raise CorruptDirectory(f"{wal.wal_name(self.first_wal)} is missing: the log ends before its checkpoint")
+        for index, number in enumerate(numbers):
+            file = WalFile(self._fs, number)
+            self.wal_bytes += len(file.data)
+            for item in self._sound_frames(file, is_last=number == self.last_wal):
+                self._apply(item)
+            if on_progress is not None:
+                on_progress((index + 1) / len(numbers))
+
+    def _sound_frames(self, file: WalFile, is_last: bool) -> Iterator[Frame]:
+        """The frames of a file up to a torn tail; damage that is not one refuses, or is noted in a repair."""
+        items = frame.scan(file.data, file.start)
+        for item in items:
+            if isinstance(item, Frame):
+                yield item
+                continue
+            rest = list(items)
+            if is_last and self._is_torn(item, rest):
+                self._cut_at = item.at
+                return
+            if not self._repair:
+                raise CorruptDirectory(
+                    f"{file.name} is damaged at offset {file_offset(item.at)}: `topics verify --repair` turns what is "
+                    "missing into holes",
+                    file=file.name,
+                    offset=file_offset(item.at),
+                )
+            self._note_lost(item)
+            for later in rest:
+                if isinstance(later, Frame):
+                    yield later
+                else:
+                    self._note_lost(later)
+            return
+
+    def _is_torn(self, damage: Damage, rest: list[Frame | Damage]) -> bool:
+        """Whether damage is what an interrupted write leaves: a kill cuts off, a power loss may mix."""
+        if damage.torn and not rest:
+            return True
+        return self._boot_id != self._fs.boot_id() and not wal.is_proven(damage, rest)
+
+    def _note_lost(self, damage: Damage) -> None:
+        header = damage.header
+        if header is None:
+            self._unidentified = True
+            self.lost.append(Lost(damage.at, damage.end, "unreadable bytes"))
+            return
+        what = frames.NAMES.get(header.kind, "group of events" if header.kind == KIND_GROUP else "bookkeeping")
+        if header.kind == KIND_GROUP:
+            self._unidentified = True
+        self.lost.append(Lost(damage.at, damage.end, what, header.epoch, header.first, header.last))
+        topic = self.state.topics.get(header.epoch)
+        if topic is not None and header.kind in (frames.APPEND, frames.HOLE) and header.last >= topic.next_seq:
+            topic.add_hole(Hole(topic.next_seq, header.last, "corrupt"))
+
+    def _apply(self, item: Frame) -> None:
+        if item.kind in (KIND_FILE, KIND_MARK):
+            return
+        self._clean = False
+        if item.kind == KIND_GROUP:
+            for inner in wal.decode_group(item):
+                self._apply_one(inner)
+        else:
+            self._apply_one(item)
+
+    def _apply_one(self, item: Frame) -> None:
+        if item.kind == frames.OPEN:
+            self._boot_id = frames.read_opened(item).boot_id
+        if item.at >= self._frozen_at.get(item.epoch, 0):
+            if self._repair:
+                self._apply_leniently(item)
+            else:
+                self.state.apply(item)
+
+    def _apply_leniently(self, item: Frame) -> None:
+        """In a repair an event may find that what it builds on was lost."""
+        topic = self.state.topics.get(item.epoch)
+        if topic is not None and item.kind == frames.APPEND and item.first < topic.next_seq:
+            self.lost.append(Lost(item.at, item.end, "append that overlaps", item.epoch, item.first, item.last))
+            return
+        self.state.apply(item)
+
+    # -- what it has cost ------------------------------------------------------------------------------------------
+
+    def _account(self) -> None:
+        """Turns what a crash took, or may have taken, into losses that readers are told of."""
+        lost_machine = self._boot_id != self._fs.boot_id()
+        for topic in self.state.topics.values():
+            durability = topic.config.durability
+            may_lose = not self._clean and (
+                durability in ("ephemeral", "memory") or (durability == "disk" and lost_machine)
+            )
+            if self._unidentified and not may_lose and topic.ceiling > topic.head_seq:
+                self._lose(topic, Hole(topic.next_seq, topic.ceiling, "corrupt"))
+            last = max(topic.head_seq, topic.ceiling if may_lose else 0)
+            if durability == "ephemeral":
+                self._lose_ephemeral(topic, last)
+            elif last > topic.head_seq:
+                self._lose(topic, Hole(topic.next_seq, last, "crash"))
+            topic.ceiling = max(topic.ceiling, topic.head_seq)
+            self.state.guard(topic, lambda topic=topic: retention.evict(topic))  # type: ignore[misc]  # bound now
+
+    def _lose(self, topic: Topic, hole: Hole) -> None:
+        topic.add_hole(hole)
+        self.losses.append(frames.holed(topic.epoch, hole))
+
+    def _lose_ephemeral(self, topic: Topic, last: int) -> None:
+        if topic.count:
+            # Older records of a class that stays: only what came after them is lost.
+            if last > topic.head_seq:
+                self._lose(topic, Hole(topic.next_seq, last, "restart"))
+        elif last >= topic.config.seq_base:
+            topic.skip(last)
+            topic.lose_all()
+            self.losses.append(frames.restarted(topic.epoch, last))
+
+    # -- leaving no traces -----------------------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Cuts a torn tail, syncs the WAL as it is, and removes what was left unfinished."""
+        if self._cut_at is not None:
+            if file_offset(self._cut_at) == 0:
+                self._fs.remove(wal.wal_name(file_number(self._cut_at)))
+                self._fs.sync_dir(wal.DIRECTORY)
+                self.last_wal -= 1
+            else:
+                wal.cut(self._fs, self._cut_at)
+        if self.last_wal >= self.first_wal:
+            # The next file makes this one's bytes count as durable: they must be.
+            last = self._fs.open(wal.wal_name(self.last_wal))
+            try:
+                if last.size() == 0:
+                    self._fs.remove(wal.wal_name(self.last_wal))
+                    self._fs.sync_dir(wal.DIRECTORY)
+                    self.last_wal -= 1
+                else:
+                    last.sync()
+            finally:
+                last.close()
+        for number in self.bad_checkpoints:
+            self._fs.remove(checkpoints.checkpoint_name(number))
+        checkpoints.remove_unfinished(self._fs)
+
+
+def _topic_of(epoch: int, snapshot: TopicSnapshot, store: ChunkStore) -> Topic:
+    topic = Topic(snapshot.name, epoch, snapshot.config, store)
+    topic.next_seq = snapshot.next_seq
+    topic.earliest_seq = snapshot.earliest_seq
+    topic.cap_evicted = snapshot.cap_evicted
+    topic.ttl_expired = snapshot.ttl_expired
+    topic.restart_lost = snapshot.restart_lost
+    topic.lost_ts = snapshot.lost_ts
+    topic.last_ts = snapshot.last_ts
+    topic.last_write_ts = snapshot.last_write_ts
+    topic.ceiling = snapshot.ceiling
+    topic.holes = snapshot.holes
+    topic.extents = [restore(state) for state in snapshot.extents]
+    topic.count = sum(extent.live_count for extent in topic.extents)
+    topic.bytes = sum(extent.live_bytes for extent in topic.extents)
+    topic.restore_deletes(snapshot.deletes, snapshot.last_delete_id)
+    topic.dedupe.restore([], snapshot.producers)
+    topic.forget_ephemeral(snapshot.ephemeral)
+    return topic

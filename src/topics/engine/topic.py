@@ -1,0 +1,333 @@
+"""A topic: its watermarks, its records and its losses, and how each event changes them.
+
+Everything here is a fold: the same methods run when a commit is published and when the WAL is replayed, in the same
+order, and give the same state. Nothing here writes to disk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from topics.core.config import TopicConfig
+from topics.core.limits import DELETE_HISTORY
+from topics.core.records import Batch, split
+from topics.core.tombstone import Hole, HoleReason, Reason
+from topics.engine.chunk import TARGET_BYTES, Chunk
+from topics.engine.dedupe import Dedupe
+from topics.engine.extent import ChunkRef, ChunkStore, Extent
+
+if TYPE_CHECKING:
+    from topics.engine.commit import Commit
+    from topics.engine.deletion import PastDelete
+
+_first_seq = attrgetter("first_seq")
+_last_of_hole = attrgetter("last")
+
+
+class Topic:
+    """One instance of a topic, from its creation to its deletion: `epoch` is its number, never reused.
+
+    `cap_evicted`, `ttl_expired` and `restart_lost` are the last live seqs that each kind of loss took.
+    """
+
+    __slots__ = (
+        *("bytes", "cap_evicted", "ceiling", "config", "count", "dedupe", "deletes", "dropped", "earliest_seq"),
+        *("epoch", "extents", "holes", "last_delete_id", "last_read_ts", "last_ts", "last_write_ts", "lost_ts"),
+        *(
+            "inflight_clients",
+            "inflight_keys",
+            "name",
+            "next_seq",
+            "pending",
+            "pending_bytes",
+            "pending_count",
+            "restart_lost",
+            "reserved",
+        ),
+        *("staged_config", "staged_delete_id", "staged_seq", "store", "ttl_expired", "unsettled", "_front_ts"),
+    )
+
+    def __init__(self, name: str, epoch: int, config: TopicConfig, store: ChunkStore) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.config = config
+        self.store = store
+        self.next_seq = config.seq_base
+        self.earliest_seq = config.seq_base
+        self.cap_evicted = self.ttl_expired = self.restart_lost = config.seq_base - 1
+        self.count = 0
+        self.bytes = 0
+        self.last_ts = 0
+        # The newest time that anything lost by cap, TTL or restart may have had.
+        self.lost_ts = -1
+        self.last_write_ts: int | None = None
+        self.last_read_ts: int | None = None
+        self.extents: list[Extent] = []
+        self.holes: list[Hole] = []
+        self.dedupe = Dedupe()
+        self.deletes: deque[PastDelete] | None = None
+        self.last_delete_id = 0
+        # Every acked seq is at or below the ceiling, and the ceiling is durable before the ack.
+        self.ceiling = config.seq_base - 1
+        self.dropped = False
+        # Staged: in the WAL's order already, not yet visible.
+        self.staged_seq = self.next_seq
+        self.staged_config = config
+        self.staged_delete_id = 0
+        self.reserved = self.ceiling
+        self.pending: deque[Commit] = deque()
+        self.pending_count = 0
+        self.pending_bytes = 0
+        self.inflight_keys: dict[str, Commit] | None = None
+        self.inflight_clients: dict[str, tuple[int, Commit]] | None = None
+        self.unsettled = False
+        self._front_ts: int | None = None
+
+    @property
+    def head_seq(self) -> int:
+        return self.next_seq - 1
+
+    @property
+    def evict_floor(self) -> int:
+        return max(self.cap_evicted, self.ttl_expired, self.restart_lost) + 1
+
+    def loss_reason(self, cursor: int) -> Reason:
+        """Why the records behind a cursor that lies below the evict floor are gone."""
+        if self.restart_lost > cursor and self.restart_lost >= max(self.cap_evicted, self.ttl_expired):
+            return "restart"
+        if self.cap_evicted > cursor:
+            return "mixed" if self.ttl_expired > cursor else "cap"
+        return "ttl"
+
+    # -- growing ---------------------------------------------------------------------------------------------------
+
+    def append(self, batch: Batch) -> None:
+        assert batch.first_seq == self.next_seq
+        for piece in split(batch, TARGET_BYTES):
+            self._append(piece)
+
+    def _append(self, batch: Batch) -> None:
+        ephemeral = self.config.durability == "ephemeral"
+        extent = self.extents[-1] if self.extents else None
+        if extent is None or not extent.is_open or extent.ephemeral != ephemeral:
+            extent = Extent(batch.first_seq, ephemeral)
+            self.extents.append(extent)
+        before = extent.live_bytes
+        extent.append(batch)
+        self.count += len(batch.lens)
+        self.bytes += extent.live_bytes - before
+        self.next_seq = batch.first_seq + len(batch.lens)
+        self.last_ts = batch.ts
+        self.last_write_ts = batch.ts
+
+    def skip(self, to_seq: int) -> None:
+        """Moves the head without records: the seqs up to `to_seq` belong to a loss that the caller accounts for."""
+        assert to_seq >= self.head_seq
+        self.next_seq = to_seq + 1
+        if not self.count:
+            self.earliest_seq = self.next_seq
+
+    def add_hole(self, hole: Hole) -> None:
+        """A loss above the head: its seqs are taken."""
+        assert hole.first == self.next_seq
+        self.skip(hole.last)
+        self._insert_hole(hole)
+
+    def _insert_hole(self, hole: Hole) -> None:
+        if hole.last < self.evict_floor:
+            return
+        at = bisect_right(self.holes, hole.first, key=attrgetter("first"))
+        before = self.holes[at - 1] if at else None
+        if before is not None and before.last + 1 == hole.first and before.reason == hole.reason:
+            self.holes[at - 1] = Hole(before.first, hole.last, hole.reason)
+        else:
+            self.holes.insert(at, hole)
+
+    def hole_behind(self, cursor: int) -> Hole | None:
+        """The first hole that is not wholly at or below a cursor."""
+        at = bisect_right(self.holes, cursor, key=_last_of_hole)
+        return self.holes[at] if at < len(self.holes) else None
+
+    # -- finding ---------------------------------------------------------------------------------------------------
+
+    def extent_at(self, seq: int) -> int:
+        """The place in `extents` of the first one that ends at or behind `seq`."""
+        at = max(bisect_right(self.extents, seq, key=_first_seq) - 1, 0)
+        return at if at < len(self.extents) and self.extents[at].last_seq >= seq else at + 1
+
+    def first_live(self, seq: int) -> int:
+        """The first live record at or behind `seq`, else the next seq."""
+        for at in range(self.extent_at(seq), len(self.extents)):
+            found = self.extents[at].first_live(self.store, seq)
+            if found is not None:
+                return found
+        return self.next_seq
+
+    def last_live(self, below: int) -> int | None:
+        """The last live record below `below`."""
+        for extent in reversed(self.extents[: self.extent_at(below - 1) + 1]):
+            found = extent.last_live(self.store, self.earliest_seq, below)
+            if found is not None:
+                return found
+        return None
+
+    def find(self, seq: int) -> tuple[Extent, Chunk | ChunkRef] | None:
+        """Where a seq stands, if it is (or was) a record that is still on disk or in memory."""
+        at = self.extent_at(seq)
+        if at >= len(self.extents) or self.extents[at].first_seq > seq:
+            return None
+        extent = self.extents[at]
+        refs = extent.refs(self.store)
+        index = extent.locate(self.store, seq)
+        if index >= len(refs) or refs[index].first_seq > seq:
+            return None
+        return extent, refs[index]
+
+    def ts_of(self, seq: int) -> int:
+        found = self.find(seq)
+        assert found is not None
+        extent, ref = found
+        return extent.load(self.store, ref).ts[seq - ref.first_seq]
+
+    @property
+    def front_ts(self) -> int:
+        """`$ts` of the earliest record."""
+        assert self.count
+        if self._front_ts is None:
+            self._front_ts = self.ts_of(self.earliest_seq)
+        return self._front_ts
+
+    # -- shrinking -------------------------------------------------------------------------------------------------
+
+    def advance(self, to_seq: int) -> int:
+        """Removes every live record below `to_seq` from the front; says how many. Whose fault it was is the
+        caller's to note."""
+        if to_seq <= self.earliest_seq:
+            return 0
+        # All that may fail comes first: a read error changes nothing.
+        whole = 0
+        count = size = 0
+        while whole < len(self.extents) and self.extents[whole].last_seq < to_seq:
+            count += self.extents[whole].live_count
+            size += self.extents[whole].live_bytes
+            whole += 1
+        front = self.extents[whole] if whole < len(self.extents) else None
+        if front is not None and front.first_seq < to_seq:
+            part = front.live_in(self.store, max(self.earliest_seq, front.first_seq), to_seq)
+        else:
+            part = 0, 0
+        earliest = self.first_live(to_seq)
+        for extent in self.extents[:whole]:
+            self._retire(extent)
+        del self.extents[:whole]
+        if front is not None:
+            front.live_count -= part[0]
+            front.live_bytes -= part[1]
+            front.drop_below(to_seq)
+            self.store.dead_bytes += part[1]
+        self.count -= count + part[0]
+        self.bytes -= size + part[1]
+        self._set_earliest(earliest)
+        return count + part[0]
+
+    def kill(self, seq: int) -> bool:
+        """Deletes one record, if it lives. `settle_front` must follow."""
+        if seq < self.earliest_seq:
+            return False
+        at = self.extent_at(seq)
+        if at >= len(self.extents) or self.extents[at].first_seq > seq:
+            return False
+        extent = self.extents[at]
+        size = extent.kill(self.store, seq)
+        if size is None:
+            return False
+        self.count -= 1
+        self.bytes -= size
+        self.store.dead_bytes += size
+        return True
+
+    def settle_front(self) -> None:
+        """After deletions in the middle: empty extents go, and the earliest record is found anew."""
+        earliest = self.first_live(self.earliest_seq)
+        for extent in self.extents:
+            if not extent.live_count:
+                self._retire(extent)
+        self.extents = [extent for extent in self.extents if extent.live_count]
+        self._set_earliest(earliest)
+
+    def lose(self, first: int, last: int, reason: HoleReason) -> None:
+        """A range inside the log is gone from the disk: it becomes a hole."""
+        for extent in self.extents[self.extent_at(first) :]:
+            if extent.first_seq > last:
+                break
+            count, size = extent.lose(self.store, first, last, self.earliest_seq)
+            self.count -= count
+            self.bytes -= size
+        self._insert_hole(Hole(first, last, reason))
+        self.settle_front()
+
+    def lose_top(self, last: int) -> None:
+        """A restart took the newest records, up to `last`; older ones were of a class that stays."""
+        if last < self.next_seq:
+            return
+        if self.count:
+            self.add_hole(Hole(self.next_seq, last, "restart"))
+        else:
+            self.skip(last)
+            self.lose_all()
+
+    def lose_all(self) -> None:
+        """A restart took everything that this topic held."""
+        if self.next_seq == self.config.seq_base:
+            return
+        for extent in self.extents:
+            self._retire(extent)
+        self.extents = []
+        self.count = self.bytes = 0
+        self.restart_lost = self.head_seq
+        self.lost_ts = self.last_ts
+        self._set_earliest(self.next_seq)
+        self.prune_holes()
+
+    def forget_ephemeral(self, ranges: list[tuple[int, int]]) -> None:
+        """Records that were in memory only, and are not there any more when a checkpoint is loaded."""
+        for first, last in ranges:
+            if any(extent.first_seq < first and extent.live_count for extent in self.extents):
+                self._insert_hole(Hole(first, last, "restart"))
+            else:
+                self.restart_lost = max(self.restart_lost, last)
+                self.lost_ts = self.last_ts
+        if ranges:
+            self._set_earliest(self.first_live(max(self.earliest_seq, self.evict_floor)))
+            self.prune_holes()
+
+    def restore_deletes(self, deletes: list[PastDelete], last_id: int) -> None:
+        if deletes:
+            self.deletes = deque(deletes, maxlen=DELETE_HISTORY)
+        self.last_delete_id = last_id
+
+    def prune_holes(self) -> None:
+        """Holes wholly below the evict floor have ended: the floor tells of them."""
+        floor = self.evict_floor
+        while self.holes and self.holes[0].last < floor:
+            self.holes.pop(0)
+
+    def _retire(self, extent: Extent) -> None:
+        if extent.place is not None:
+            self.store.dead_bytes += extent.place.bytes
+
+    def _set_earliest(self, seq: int) -> None:
+        assert seq >= self.earliest_seq
+        self.earliest_seq = seq
+        self._front_ts = None
+        self.check()
+
+    def check(self) -> None:
+        """What must hold between any two events."""
+        assert self.evict_floor <= self.earliest_seq <= self.next_seq, self.name
+        assert self.count >= 0
+        assert self.bytes >= 0
+        assert (self.count == 0) == (self.earliest_seq == self.next_seq), self.name

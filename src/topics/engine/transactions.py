@@ -1,0 +1,429 @@
+"""Transactions: parts spooled aside, invisible and without seqs, then published over all topics in one commit.
+
+The spool lives in files that do not survive a restart: until its commit a transaction promises nothing. The commit
+is one group in the WAL, so a crash keeps all of it or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Raw
+
+from topics.core.config import ConfigPatch, resolve
+from topics.core.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    PayloadTooLarge,
+    StorageFault,
+    Throttled,
+    TopicNotFound,
+    TxnIncomplete,
+    TxnNotFound,
+)
+from topics.core.limits import MAX_CLIENT_ID, MAX_CLIENT_SEQ, MAX_INTEGER, Limits
+from topics.core.names import check_topic_name
+from topics.core.records import Batch, RecordIn, Write
+from topics.core.tombstone import Hole
+from topics.engine import frames
+from topics.engine.append import appended_of, completed, event_of, follow
+from topics.engine.commit import Commit, Level
+from topics.engine.dedupe import Appended
+from topics.engine.frames import Committed, Event
+from topics.engine.state import CommittedTxn
+from topics.engine.topic import Topic
+from topics.storage.fs import File, FileSystem, read_exactly, write_all
+
+if TYPE_CHECKING:
+    from topics.engine.engine import Engine
+
+DIRECTORY = "spool"
+_MAX_ID = 256
+# What a spooled record costs beside its bytes, against the bound of a transaction.
+_RECORD_OVERHEAD = 64
+
+
+class Part(msgspec.Struct):
+    """One part of a commit, with the number of records that each topic must have got from it."""
+
+    part: str
+    records: dict[str, int]
+
+
+class TxnResult(msgspec.Struct):
+    txn: str
+    topics: dict[str, Appended]
+    deduped: bool
+
+
+class TxnState(msgspec.Struct):
+    txn: str
+    parts: dict[str, dict[str, int]]
+    bytes: int
+    idle_ms: int
+
+
+class _Spooled(msgspec.Struct, gc=False):
+    offset: int
+    length: int
+    count: int
+
+
+class _Target(msgspec.Struct):
+    """A topic as the first spool into it found it: `epoch` None when it did not exist yet."""
+
+    epoch: int | None
+    patch: ConfigPatch
+
+
+class _Stored(msgspec.Struct, array_like=True, gc=False):
+    data: bytes
+    tag: str | None
+    node: str | None
+    meta: bytes
+    hole: int | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[_Stored]).decode
+
+
+class Transaction:
+    def __init__(self, txn_id: str, owner: str | None, name: str, file: File, now: int) -> None:
+        self.id = txn_id
+        self.owner = owner
+        self.name = name
+        self.file = file
+        self.last_used = now
+        self.size = 0
+        self.end = 0
+        self.targets: dict[str, _Target] = {}
+        # part, topic, chunk: where it lies in the spool file.
+        self.parts: dict[str, dict[str, dict[int, _Spooled]]] = {}
+        self.committing: Commit | None = None
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        return {
+            part: {topic: sum(spooled.count for spooled in chunks.values()) for topic, chunks in topics.items()}
+            for part, topics in self.parts.items()
+        }
+
+
+class Transactions:
+    def __init__(self, fs: FileSystem, limits: Limits, engine: Engine) -> None:
+        self._fs = fs
+        self._limits = limits
+        self._engine = engine
+        self._open: dict[str, Transaction] = {}
+        self._inflight: dict[str, tuple[int, Commit]] = {}
+        self._number = 0
+        for name in fs.listdir(DIRECTORY):
+            fs.remove(f"{DIRECTORY}/{name}")
+
+    def spool(
+        self, txn_id: str, topic: str, part: str, chunk: int, write: Write, owner: str | None = None
+    ) -> tuple[int, bool]:
+        """Takes one chunk of a part; says how many records it has, and whether it was there already."""
+        _check_id("txn", txn_id)
+        _check_id("part", part)
+        check_topic_name(topic)
+        if not 0 <= chunk <= MAX_INTEGER:
+            raise InvalidRequest(f"chunk must be between 0 and {MAX_INTEGER}, got {chunk}")
+        if write.client_id is not None:
+            raise InvalidRequest("client_id belongs to the commit of a transaction, not to its chunks")
+        self._engine.committer.check_writable()
+        txn = self._open.get(txn_id)
+        if txn is None:
+            target = self._target(topic, write)
+            txn = self._begin(txn_id, owner)
+            txn.targets[topic] = target
+        else:
+            self._check_owner(txn, owner)
+            if txn.committing is not None:
+                raise TxnNotFound(f"transaction {txn_id!r} is being committed")
+            txn.targets.setdefault(topic, self._target(topic, write))
+        chunks = txn.parts.setdefault(part, {}).setdefault(topic, {})
+        known = chunks.get(chunk)
+        txn.last_used = self._engine.time.now()
+        if known is not None:
+            return known.count, True
+        stored = [
+            _Stored(
+                bytes(record.data),
+                record.tag,
+                record.node if record.node is not None else write.node,
+                bytes(record.meta),
+                record.hole,
+            )
+            for record in write.records
+        ]
+        payload = _encode(stored)
+        size = len(payload) + _RECORD_OVERHEAD * len(stored)
+        if txn.size + size > self._limits.max_txn_bytes:
+            raise PayloadTooLarge(
+                f"transaction {txn_id!r} would have {txn.size + size} bytes, "
+                f"TOPICS_MAX_TXN_BYTES is {self._limits.max_txn_bytes}"
+            )
+        try:
+            write_all(txn.file, [payload])
+        except OSError as error:
+            self._rewind(txn)
+            raise StorageFault(f"transaction {txn_id!r}: the chunk could not be spooled: {error}") from error
+        chunks[chunk] = _Spooled(txn.end, len(payload), len(stored))
+        txn.end += len(payload)
+        txn.size += size
+        return len(stored), False
+
+    def _begin(self, txn_id: str, owner: str | None) -> Transaction:
+        if self._limits.max_txns and len(self._open) >= self._limits.max_txns:
+            raise Throttled(
+                f"{len(self._open)} transactions are open, TOPICS_MAX_TXNS is {self._limits.max_txns}",
+                limit="TOPICS_MAX_TXNS",
+                max=self._limits.max_txns,
+            )
+        self._number += 1
+        name = f"{DIRECTORY}/{self._number:012d}"
+        try:
+            self._fs.mkdir(DIRECTORY)
+            file = self._fs.create(name)
+        except OSError as error:
+            raise StorageFault(f"transaction {txn_id!r}: no spool could be made: {error}") from error
+        txn = self._open[txn_id] = Transaction(txn_id, owner, name, file, self._engine.time.now())
+        return txn
+
+    def _target(self, topic: str, write: Write) -> _Target:
+        existing = self._engine.staged_topic(topic)
+        if existing is not None:
+            return _Target(existing.epoch, ConfigPatch())
+        if not write.create:
+            raise TopicNotFound(f"topic {topic!r} does not exist, and create is false")
+        patch = self._engine.config_of(write)
+        resolve(patch, None, topic)
+        return _Target(None, patch)
+
+    def _rewind(self, txn: Transaction) -> None:
+        """Drops what a failed write left behind; a spool that cannot even do that is of no more use."""
+        try:
+            txn.file.truncate(txn.end)
+        except OSError:
+            self._drop(txn)
+
+    def commit(
+        self,
+        txn_id: str,
+        parts: Sequence[Part],
+        client_id: str | None = None,
+        client_seq: int | None = None,
+        owner: str | None = None,
+    ) -> Commit:
+        """Publishes the named parts, in their order, over all topics at once; the result is a `TxnResult`."""
+        _check_id("txn", txn_id)
+        if (client_id is None) != (client_seq is None):
+            raise InvalidRequest("client_id and client_seq go together")
+        self._engine.committer.check_writable()
+        txn = self._open.get(txn_id)
+        if txn is not None:
+            self._check_owner(txn, owner)
+        if client_id is not None and client_seq is not None:
+            repeated = self._find_repeat(txn_id, txn, client_id, client_seq)
+            if repeated is not None:
+                return repeated
+        if txn is None:
+            if parts or client_id is None:
+                raise TxnNotFound(f"transaction {txn_id!r} is not open")
+        elif txn.committing is not None:
+            return follow(txn.committing, _as_repeat)
+        else:
+            txn.last_used = self._engine.time.now()
+        _check_parts(txn, parts)
+        done = None if client_id is None or client_seq is None else (client_id, client_seq)
+        commit = self._stage(txn_id, txn, parts, done)
+        if txn is not None:
+            txn.committing = commit
+        if done is not None and not commit.done:
+            self._inflight[done[0]] = (done[1], commit)
+        return commit
+
+    def _find_repeat(self, txn_id: str, txn: Transaction | None, client_id: str, client_seq: int) -> Commit | None:
+        if not 1 <= len(client_id) <= MAX_CLIENT_ID:
+            raise InvalidRequest(f"client_id must have 1 to {MAX_CLIENT_ID} characters")
+        if not 0 <= client_seq <= MAX_CLIENT_SEQ:
+            raise InvalidRequest(f"client_seq must be between 0 and {MAX_CLIENT_SEQ}, got {client_seq}")
+        inflight = self._inflight.get(client_id)
+        if inflight is not None and inflight[0] == client_seq:
+            return follow(inflight[1], _as_repeat)
+        known = self._engine.state.txn_clients.get(client_id)
+        last = max(inflight[0] if inflight is not None else -1, known.client_seq if known is not None else -1)
+        if client_seq < last:
+            raise IdempotencyConflict(
+                f"client_id {client_id!r} has committed client_seq {last}: {client_seq} is lower", last_client_seq=last
+            )
+        if known is not None and known.client_seq == client_seq:
+            if txn is not None:
+                self._drop(txn)
+            return completed(TxnResult(txn_id, known.topics, deduped=True))
+        most = self._limits.max_clients_per_topic
+        if known is None and most and len(self._engine.state.txn_clients) >= most:
+            raise Throttled(
+                f"{most} clients have committed transactions, TOPICS_MAX_CLIENTS_PER_TOPIC is {most}",
+                limit="TOPICS_MAX_CLIENTS_PER_TOPIC",
+                max=most,
+            )
+        return None
+
+    def _stage(
+        self, txn_id: str, txn: Transaction | None, parts: Sequence[Part], client: tuple[str, int] | None
+    ) -> Commit:
+        engine = self._engine
+        loaded = self._load(txn, parts) if txn is not None else {}
+        for name, records in loaded.items():
+            self._check_topic(txn, name, records)
+        now = engine.time.now()
+        events: list[Event] = []
+        created: list[Topic] = []
+        pieces: list[tuple[Topic, list[Batch | Hole]]] = []
+        results: dict[str, Appended] = {}
+        for name, records in loaded.items():
+            topic = engine.staged_topic(name)
+            if topic is None:
+                assert txn is not None
+                topic, event = engine.stage_topic(name, resolve(txn.targets[name].patch, None, name))
+                created.append(topic)
+                events.append(event)
+            own = engine.appender.assign(topic, records, None, now)
+            results[name] = appended_of(records, own)
+            engine.appender.reserve(topic, results[name].last_seq)
+            pieces.append((topic, own))
+            engine.appender.hold(topic, own)
+            if topic.staged_config.durability != "ephemeral":
+                events.extend(event_of(topic, piece) for piece in own)
+        if client is not None:
+            events.append(frames.committed(Committed(*client, results)))
+
+        def publish() -> TxnResult:
+            for topic in created:
+                engine.state.add(topic)
+            for topic, own in pieces:
+                engine.appender.release(topic, own)
+                engine.appender.publish_pieces(topic, own)
+            if client is not None:
+                engine.state.txn_clients[client[0]] = CommittedTxn(client[1], results)
+                if self._inflight.get(client[0], (None,))[0] == client[1]:
+                    del self._inflight[client[0]]
+            if txn is not None:
+                self._drop(txn)
+            return TxnResult(txn_id, results, deduped=False)
+
+        topics = [topic for topic, _ in pieces]
+        return engine.committer.stage(Level.SYNCED, topics, events, publish, atomic=True)
+
+    def _load(self, txn: Transaction, parts: Sequence[Part]) -> dict[str, list[RecordIn]]:
+        """The records of the named parts, topic by topic, in the order of the parts and their chunks."""
+        loaded: dict[str, list[RecordIn]] = {}
+        for part in parts:
+            for topic, chunks in txn.parts.get(part.part, {}).items():
+                records = loaded.setdefault(topic, [])
+                for number in sorted(chunks):
+                    spooled = chunks[number]
+                    try:
+                        payload = read_exactly(txn.file, spooled.length, spooled.offset)
+                        stored = _decode(payload)
+                    except (OSError, msgspec.DecodeError) as error:
+                        raise StorageFault(f"transaction {txn.id!r}: the spool cannot be read: {error}") from error
+                    records.extend(
+                        RecordIn(Raw(one.data), one.tag, one.node, Raw(one.meta), None, one.hole) for one in stored
+                    )
+        return {topic: records for topic, records in loaded.items() if records}
+
+    def _check_topic(self, txn: Transaction | None, name: str, records: Sequence[RecordIn]) -> None:
+        """A topic that refuses fails the whole commit, before anything has changed."""
+        assert txn is not None
+        engine = self._engine
+        topic = engine.staged_topic(name)
+        target = txn.targets[name]
+        if topic is None and target.epoch is None:
+            config = resolve(target.patch, None, name)
+            engine.appender.check_fits(name, config, records, 0, 0)
+            engine.appender.check_seqs(name, config.seq_base, records)
+            return
+        if topic is None or (target.epoch is not None and topic.epoch != target.epoch):
+            raise TopicNotFound(f"topic {name!r} was deleted after records had been spooled for it", topic=name)
+        engine.settle(topic)
+        count, size = topic.count + topic.pending_count, topic.bytes + topic.pending_bytes
+        engine.appender.check_fits(name, topic.staged_config, records, count, size)
+        engine.appender.check_seqs(name, topic.staged_seq, records)
+
+    def abort(self, txn_id: str, owner: str | None = None) -> None:
+        txn = self._find(txn_id, owner)
+        if txn.committing is not None:
+            raise TxnNotFound(f"transaction {txn_id!r} is being committed")
+        self._drop(txn)
+
+    def get(self, txn_id: str, owner: str | None = None) -> TxnState:
+        txn = self._find(txn_id, owner)
+        return TxnState(txn.id, txn.counts(), txn.size, self._engine.time.now() - txn.last_used)
+
+    def _find(self, txn_id: str, owner: str | None) -> Transaction:
+        txn = self._open.get(txn_id)
+        if txn is None:
+            raise TxnNotFound(f"transaction {txn_id!r} is not open")
+        self._check_owner(txn, owner)
+        return txn
+
+    def _check_owner(self, txn: Transaction, owner: str | None) -> None:
+        # Somebody else's transaction is answered like one that does not exist.
+        if txn.owner != owner:
+            raise TxnNotFound(f"transaction {txn.id!r} is not open")
+
+    def expire(self, now: int) -> None:
+        """Drops the transactions that nobody has touched for long."""
+        idle = [txn for txn in self._open.values() if now - txn.last_used > self._limits.txn_timeout_ms]
+        for txn in idle:
+            if txn.committing is None:
+                self._drop(txn)
+
+    def _drop(self, txn: Transaction) -> None:
+        if self._open.pop(txn.id, None) is not None:
+            txn.file.close()
+            try:
+                self._fs.remove(txn.name)
+            except OSError:
+                # It is of no use to anybody; the next start removes it.
+                return
+
+    def close(self) -> None:
+        for txn in list(self._open.values()):
+            if txn.committing is None:
+                self._drop(txn)
+
+
+def _check_id(field: str, value: Any) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_ID:
+        raise InvalidRequest(f"{field} must be a string of 1 to {_MAX_ID} characters")
+
+
+def _check_parts(txn: Transaction | None, parts: Sequence[Part]) -> None:
+    """Every named part must be there, whole."""
+    counts = txn.counts() if txn is not None else {}
+    seen: set[str] = set()
+    for part in parts:
+        if part.part in seen:
+            raise InvalidRequest(f"parts: {part.part!r} is named twice")
+        seen.add(part.part)
+        have = counts.get(part.part, {})
+        for topic in {**part.records, **have}:
+            wanted = part.records.get(topic, 0)
+            if have.get(topic, 0) != wanted:
+                raise TxnIncomplete(
+                    f"part {part.part!r} has {have.get(topic, 0)} records for {topic!r}, the commit names {wanted}",
+                    part=part.part,
+                    topic=topic,
+                    records=have.get(topic, 0),
+                )
+
+
+def _as_repeat(result: object) -> TxnResult:
+    assert isinstance(result, TxnResult)
+    return TxnResult(result.txn, result.topics, deduped=True)

@@ -1,0 +1,295 @@
+"""`topics.open`: the engine in this process, without a server. Safe to use from several threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from topics.core.clock import Clock, SystemClock
+from topics.core.config import ConfigPatch, parse_patch
+from topics.core.errors import InvalidRequest
+from topics.core.limits import DEFAULT_DIFF_BYTES, DEFAULT_DIFF_LIMIT, MAX_DIFF_BYTES, MAX_INTEGER, Limits
+from topics.core.records import decode_write, encode_write
+from topics.core.selector import parse_selector
+from topics.core.tombstone import Tombstone
+from topics.engine.append import WriteResult
+from topics.engine.commit import Commit
+from topics.engine.engine import DeleteResult, Deletes, Engine, Page, PutResult, TopicState
+from topics.engine.options import Options
+from topics.engine.read import Diff, Query
+from topics.engine.recovery import open_engine
+from topics.engine.syncer import InlineSyncer, Syncer, ThreadSyncer
+from topics.engine.transactions import Part, TxnResult, TxnState
+from topics.storage.fs import FileSystem, OsFileSystem
+
+_TICK_SECONDS = 0.02
+
+
+class Log:
+    """A data directory, open. Every call returns when its topic's durability class is satisfied."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock | None = None,
+        limits: Limits | None = None,
+        options: Options | None = None,
+        background: bool = True,
+    ) -> None:
+        # The engine runs under the lock. Syncers signal without it: one that waited for the lock could never finish
+        # what its holder is waiting for.
+        self._lock = threading.Lock()
+        self._signal = threading.Condition()
+        self._signals = 0
+        self._stop = threading.Event()
+        self._limits = limits or Limits()
+        wal_syncer: Syncer = ThreadSyncer("topics-wal", self._wake) if background else InlineSyncer()
+        file_syncer: Syncer = ThreadSyncer("topics-files", self._wake) if background else InlineSyncer()
+        try:
+            with self._lock:
+                self.engine: Engine = open_engine(
+                    fs, clock or SystemClock(), self._limits, options or Options(), wal_syncer, file_syncer
+                )
+        except BaseException:
+            wal_syncer.close()
+            file_syncer.close()
+            raise
+        self._ticker: threading.Thread | None = None
+        if background:
+            self._ticker = threading.Thread(target=self._tick, name="topics-tick", daemon=True)
+            self._ticker.start()
+
+    def _wake(self) -> None:
+        """On a syncer's thread: something is durable now."""
+        with self._signal:
+            self._signals += 1
+            self._signal.notify_all()
+
+    def _tick(self) -> None:
+        while not self._stop.wait(_TICK_SECONDS):
+            with self._lock:
+                if not self._stop.is_set():
+                    self.engine.poll()
+                    self.engine.tick()
+
+    def _commit(self, stage: Callable[[], Commit]) -> Any:
+        """Runs a turn of its own and waits until what it staged is done: others that wait meanwhile share the sync."""
+        with self._lock:
+            seen = self._signals
+            commit = stage()
+            self.engine.flush()
+        while not commit.done:
+            with self._signal:
+                while self._signals == seen:
+                    self._signal.wait()
+                seen = self._signals
+            with self._lock:
+                self.engine.poll()
+        return commit.value()
+
+    # -- topics ----------------------------------------------------------------------------------------------------
+
+    def put(self, topic: str, config: ConfigPatch | dict[str, Any] | None = None, /, **fields: Any) -> PutResult:
+        """Creates a topic, or changes the given fields of its configuration."""
+        patch = config if isinstance(config, ConfigPatch) else parse_patch({**(config or {}), **fields})
+        result: PutResult = self._commit(lambda: self.engine.put(topic, patch))
+        return result
+
+    def get(self, topic: str) -> TopicState:
+        with self._lock:
+            return self.engine.get(topic)
+
+    def topics(self, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> Page:
+        with self._lock:
+            return self.engine.list(prefix, page_size, cursor)
+
+    def drop(self, topic: str, *, if_empty: bool = False) -> bool:
+        """Deletes a topic with everything in it; says whether there was one."""
+        existed: bool = self._commit(lambda: self.engine.drop(topic, if_empty))
+        return existed
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def append(self, topic: str, records: Sequence[Any], **fields: Any) -> WriteResult:
+        """Appends records, each a dict with `data` and optionally `tag`, `node`, `meta`; all of them or none.
+
+        `fields` are the other fields of a write: `node`, `idempotency_key`, `client_id`, `create`, `config`.
+        """
+        return self.append_json(topic, encode_write(records, **fields))
+
+    def append_json(self, topic: str, body: bytes) -> WriteResult:
+        """Appends a write as it comes over the wire: `{"records": […]}`. `data` is kept byte for byte."""
+        write = decode_write(body, self._limits)
+        result: WriteResult = self._commit(lambda: self.engine.write(topic, write))
+        return result
+
+    def diff(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        to_seq: int | None = None,
+        limit: int = 0,
+        node: str | Sequence[str] = (),
+        match: Any = None,
+        include_tags: bool = False,
+        include_meta: bool = True,
+        max_bytes: int | None = None,
+        epoch: int | None = None,
+    ) -> Diff:
+        """Reads the records behind a cursor, and is told of every loss there."""
+        query = make_query(
+            self._limits, from_seq, to_seq, limit, node, match, include_tags, include_meta, max_bytes, epoch
+        )
+        with self._lock:
+            return self.engine.diff(topic, query)
+
+    def read(self, topic: str, from_seq: int = 0, **query: Any) -> Iterator[dict[str, Any] | Tombstone]:
+        """Everything behind a cursor up to the head: records as dicts, losses as tombstones."""
+        while True:
+            answer = self.diff(topic, from_seq, **query)
+            if answer.tombstone is not None:
+                yield answer.tombstone
+            yield from answer.records
+            from_seq = answer.next_from_seq
+            if answer.caught_up or from_seq == query.get("to_seq"):
+                return
+
+    def seek(self, topic: str, ts: int) -> int:
+        """The cursor from which a read starts with the first record that is not older than `ts`."""
+        _check_integer("ts", ts, 0)
+        with self._lock:
+            return self.engine.seek(topic, ts)
+
+    def delete(
+        self, topic: str, *, before_seq: int | None = None, match: Any = None, purpose: str = "erase"
+    ) -> DeleteResult:
+        """Deletes records for good: every seq below `before_seq`, or by tag, or both."""
+        if before_seq is not None:
+            _check_integer("before_seq", before_seq, 0, MAX_INTEGER + 1)
+        selector = parse_selector(match) if match is not None else None
+        result: DeleteResult = self._commit(lambda: self.engine.delete(topic, before_seq, selector, purpose))
+        return result
+
+    def deletes(self, topic: str, after: int = 0) -> Deletes:
+        _check_integer("after", after, 0)
+        with self._lock:
+            return self.engine.deletes(topic, after)
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    def spool(self, txn: str, topic: str, part: str, chunk: int, records: Sequence[Any], **fields: Any) -> int:
+        """Adds a chunk to a part of a transaction, invisible until the commit; says how many records it has."""
+        write = decode_write(encode_write(records, **fields), self._limits)
+        _check_integer("chunk", chunk, 0)
+        with self._lock:
+            return self.engine.transactions.spool(txn, topic, part, chunk, write)[0]
+
+    def commit(
+        self,
+        txn: str,
+        parts: Sequence[Part | dict[str, Any]],
+        client_id: str | None = None,
+        client_seq: int | None = None,
+    ) -> TxnResult:
+        """Publishes the named parts of a transaction over all its topics at once."""
+        try:
+            named = msgspec.convert(parts, list[Part], from_attributes=True)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"parts: {error}") from None
+        result: TxnResult = self._commit(lambda: self.engine.transactions.commit(txn, named, client_id, client_seq))
+        return result
+
+    def abort(self, txn: str) -> None:
+        with self._lock:
+            self.engine.transactions.abort(txn)
+
+    def txn(self, txn: str) -> TxnState:
+        with self._lock:
+            return self.engine.transactions.get(txn)
+
+    # -- the directory ---------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Moves everything out of the WAL now; it happens by itself as the WAL grows."""
+        with self._lock:
+            self.engine.checkpoint()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._stop.is_set():
+                return
+            self._stop.set()
+            self.engine.close()
+        self._wake()
+        if self._ticker is not None and threading.current_thread() is not self._ticker:
+            self._ticker.join()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_log(
+    path: str | os.PathLike[str],
+    *,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+    options: Options | None = None,
+) -> Log:
+    """Opens a data directory, making it if it is not there."""
+    return Log(OsFileSystem(path), clock, limits or Limits.from_env(os.environ), options)
+
+
+def make_query(
+    limits: Limits,
+    from_seq: Any = 0,
+    to_seq: Any = None,
+    limit: Any = 0,
+    node: Any = (),
+    match: Any = None,
+    include_tags: Any = False,
+    include_meta: Any = True,
+    max_bytes: Any = None,
+    epoch: Any = None,
+) -> Query:
+    """Checks and clamps the fields of a read."""
+    _check_integer("from_seq", from_seq, 0)
+    if to_seq is not None:
+        _check_integer("to_seq", to_seq, 0)
+    if epoch is not None:
+        _check_integer("epoch", epoch, 0)
+    _check_integer("limit", limit, 0)
+    if max_bytes is not None:
+        _check_integer("max_bytes", max_bytes, 0)
+    for name, flag in (("include_tags", include_tags), ("include_meta", include_meta)):
+        if not isinstance(flag, bool):
+            raise InvalidRequest(f"{name} must be true or false, got {flag!r:.100}")
+    nodes = (node,) if isinstance(node, str) else tuple(node or ())
+    if not all(isinstance(each, str) for each in nodes):
+        raise InvalidRequest("node must be a string or an array of strings")
+    return Query(
+        from_seq=from_seq,
+        to_seq=to_seq,
+        limit=min(limit or DEFAULT_DIFF_LIMIT, limits.max_limit),
+        nodes=nodes,
+        match=parse_selector(match) if match is not None else None,
+        include_tags=include_tags,
+        include_meta=include_meta,
+        max_bytes=min(max_bytes or DEFAULT_DIFF_BYTES, MAX_DIFF_BYTES),
+        epoch=epoch,
+    )
+
+
+def _check_integer(name: str, value: Any, low: int, high: int = MAX_INTEGER) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be a whole number between {low} and {high}, got {value!r:.100}")

@@ -1,0 +1,1 @@
+"""Bytes that survive: files, frames, the WAL, segments. Knows frames, not what they mean."""
