@@ -1,0 +1,1 @@
+"""Figures, not tests: each module measures one thing and says how. Run them with `make bench`."""

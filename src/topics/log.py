@@ -81,6 +81,7 @@ class Log:
         """Runs a turn of its own and waits until what it staged is done: others that wait meanwhile share the sync."""
         with self._lock:
             seen = self._signals
+            self.engine.poll()
             commit = stage()
             self.engine.flush()
         while not commit.done:

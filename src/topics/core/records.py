@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Raw
@@ -32,6 +32,17 @@ META_KEY = b',"meta":'
 DATA_KEY = b'"data":'
 
 
+class PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record of nothing but `data`: most are, and they take the short way."""
+
+    data: Raw
+    tag: ClassVar[None] = None
+    node: ClassVar[None] = None
+    meta: ClassVar[Raw] = _NOTHING
+    client_seq: ClassVar[None] = None
+    hole: ClassVar[None] = None
+
+
 class RecordIn(msgspec.Struct, gc=False):
     """One element of a write's `records`, as sent. `hole` marks seqs that are lost from the start."""
 
@@ -44,16 +55,31 @@ class RecordIn(msgspec.Struct, gc=False):
     reason: str | None = None
 
 
-class Write(msgspec.Struct, kw_only=True):
-    """The body of a write, decoded."""
+Record = PlainRecord | RecordIn
 
-    records: list[RecordIn]
+
+class _WriteFields(msgspec.Struct, kw_only=True):
     node: str | None = None
     idempotency_key: str | None = None
     client_id: str | None = None
     create: bool = True
     config: dict[str, Any] | None = None
     disable_backpressure: bool = False
+
+
+class Write(_WriteFields, kw_only=True):
+    """The body of a write, decoded."""
+
+    records: list[RecordIn]
+
+
+class PlainWrite(_WriteFields, kw_only=True):
+    """The body of a write that has only plain records."""
+
+    records: list[PlainRecord]
+
+
+AnyWrite = Write | PlainWrite
 
 
 class Batch(msgspec.Struct, gc=False):
@@ -71,6 +97,7 @@ class Batch(msgspec.Struct, gc=False):
     tags: list[str | None] | None
     nodes: list[str | None] | None
     body: bytes
+    size: int
 
     @property
     def last_seq(self) -> int:
@@ -78,16 +105,26 @@ class Batch(msgspec.Struct, gc=False):
 
 
 _decoder = msgspec.json.Decoder(Write)
+_plain_decoder = msgspec.json.Decoder(PlainWrite)
 _meta_decoder = msgspec.json.Decoder(dict[str, str])
 _encode_text = msgspec.json.Encoder().encode
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 
 
-def decode_write(body: bytes, limits: Limits) -> Write:
-    """Decodes and checks the body of a write; what it returns obeys every limit of a record."""
-    write: Write = decode_json(body, _decoder, limits)
-    check_write(write, limits)
-    return write
+def decode_write(body: bytes, limits: Limits) -> AnyWrite:
+    """Decodes and checks the body of a write; what it returns obeys every limit of a record.
+
+    Plain records are tried first: that fails at the first record that is not, and costs little until there.
+    """
+    check_body(body, limits)
+    try:
+        plain = _plain_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        write: Write = decode_json(body, _decoder, limits)
+        check_write(write, limits)
+        return write
+    _check_plain(plain, limits)
+    return plain
 
 
 def encode_write(records: Sequence[Any], **fields: Any) -> bytes:
@@ -100,13 +137,7 @@ def encode_write(records: Sequence[Any], **fields: Any) -> bytes:
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits) -> Any:
     """Decodes JSON that is valid UTF-8 and within the body limit; msgspec refuses lone surrogate escapes itself."""
-    if limits.max_body_bytes and len(body) > limits.max_body_bytes:
-        raise PayloadTooLarge(f"the body has {len(body)} bytes, TOPICS_MAX_BODY_BYTES is {limits.max_body_bytes}")
-    if not body.isascii():
-        try:
-            body.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
+    check_body(body, limits)
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
@@ -115,7 +146,30 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits)
         raise InvalidRequest(f"the body nests deeper than {MAX_DEPTH} levels") from None
 
 
-def check_write(write: Write, limits: Limits) -> None:
+def check_body(body: bytes, limits: Limits) -> None:
+    if limits.max_body_bytes and len(body) > limits.max_body_bytes:
+        raise PayloadTooLarge(f"the body has {len(body)} bytes, TOPICS_MAX_BODY_BYTES is {limits.max_body_bytes}")
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
+
+
+def _check_plain(write: PlainWrite, limits: Limits) -> None:
+    _check_fields(write, limits)
+    if write.client_id is not None:
+        _check_producer(write)
+    sizes = list(map(len, [record.data for record in write.records]))
+    largest = max(sizes)
+    if largest > limits.max_record_bytes:
+        _refuse_size(sizes.index(largest), largest, limits)
+    if largest > 2 * MAX_DEPTH:
+        for index, record in enumerate(write.records):
+            _check_depth(record.data, index)
+
+
+def _check_fields(write: AnyWrite, limits: Limits) -> None:
     records = write.records
     if not records:
         raise InvalidRequest("records must have at least 1 record")
@@ -126,9 +180,13 @@ def check_write(write: Write, limits: Limits) -> None:
     check_node(write.node, "node", limits)
     if write.idempotency_key is not None and not 1 <= len(write.idempotency_key) <= MAX_IDEMPOTENCY_KEY:
         raise InvalidRequest(f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY} characters")
+
+
+def check_write(write: Write, limits: Limits) -> None:
+    _check_fields(write, limits)
     # Flat for speed: one pass per record, the unusual parts behind one test each.
     most = limits.max_record_bytes
-    for index, record in enumerate(records):
+    for index, record in enumerate(write.records):
         if record.hole is not None or record.reason is not None:
             _check_hole(record, index)
             continue
@@ -147,13 +205,21 @@ def check_write(write: Write, limits: Limits) -> None:
                 size += len(meta)
                 _check_meta(meta, index, limits)
         if size > most:
-            raise RecordTooLarge(
-                f"records[{index}]: data and meta have {size} bytes, TOPICS_MAX_RECORD_BYTES is {most}"
-            )
-        # 513 levels need 1,026 bytes: most records are too short to be too deep.
-        if size > 2 * MAX_DEPTH and _too_deep(record.data):
-            raise InvalidRequest(f"records[{index}].data nests deeper than {MAX_DEPTH} levels")
+            _refuse_size(index, size, limits)
+        _check_depth(record.data, index)
     _check_producer(write)
+
+
+def _refuse_size(index: int, size: int, limits: Limits) -> None:
+    raise RecordTooLarge(
+        f"records[{index}]: data and meta have {size} bytes, TOPICS_MAX_RECORD_BYTES is {limits.max_record_bytes}"
+    )
+
+
+def _check_depth(data: Raw, index: int) -> None:
+    # 513 levels need 1,026 bytes: most records are too short to be too deep.
+    if len(data) > 2 * MAX_DEPTH and _too_deep(data):
+        raise InvalidRequest(f"records[{index}].data nests deeper than {MAX_DEPTH} levels")
 
 
 def check_node(node: str | None, field: str, limits: Limits) -> None:
@@ -188,16 +254,17 @@ def _check_meta(meta: Raw, index: int, limits: Limits) -> None:
             raise InvalidRequest(f"records[{index}].meta: keys that start with $ are the server's, got {key!r:.100}")
 
 
-def _check_producer(write: Write) -> None:
+def _check_producer(write: AnyWrite) -> None:
+    records: Sequence[Record] = write.records
     if write.client_id is None:
-        for index, record in enumerate(write.records):
+        for index, record in enumerate(records):
             if record.client_seq is not None:
                 raise InvalidRequest(f"records[{index}].client_seq needs client_id")
         return
     if not 1 <= len(write.client_id) <= MAX_CLIENT_ID:
         raise InvalidRequest(f"client_id must have 1 to {MAX_CLIENT_ID} characters")
     last = -1
-    for index, record in enumerate(write.records):
+    for index, record in enumerate(records):
         if record.client_seq is None:
             raise InvalidRequest(f"records[{index}].client_seq is missing: with client_id all records have one")
         if not 0 <= record.client_seq <= MAX_CLIENT_SEQ:
@@ -223,13 +290,13 @@ def _too_deep(data: Raw) -> bool:
     return False
 
 
-def size_of(record: RecordIn) -> int:
+def size_of(record: Record) -> int:
     return len(record.data) + len(record.meta)
 
 
-def render(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> list[Batch | Hole]:
+def render(records: Sequence[Record], node: str | None, first_seq: int, ts: int) -> list[Batch | Hole]:
     """Renders a write whose first record gets `first_seq`: one run, or several with holes between them."""
-    if not any(record.hole for record in records):
+    if isinstance(records[0], PlainRecord) or not any([record.hole for record in records]):
         return [render_run(records, node, first_seq, ts)]
     pieces: list[Batch | Hole] = []
     seq = first_seq
@@ -249,16 +316,17 @@ def render(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: in
     return pieces
 
 
-def render_run(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> Batch:
+def render_run(records: Sequence[Record], node: str | None, first_seq: int, ts: int) -> Batch:
     plain = b'{"$seq":%%d,"$ts":%d,"data":%%b},' % ts
-    if node is None and not any([r.tag is not None or r.node is not None or len(r.meta) for r in records]):
+    if node is None and isinstance(records[0], PlainRecord):
         datas = [record.data for record in records]
         parts = [plain % (seq, data) for seq, data in enumerate(datas, first_seq)]
-        return Batch(first_seq, ts, list(map(len, parts)), list(map(len, datas)), None, None, None, b"".join(parts))
+        sizes = list(map(len, datas))
+        return Batch(first_seq, ts, list(map(len, parts)), sizes, None, None, None, b"".join(parts), sum(sizes))
     return _render_rich(records, node, first_seq, ts, plain)
 
 
-def _render_rich(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int, plain: bytes) -> Batch:
+def _render_rich(records: Sequence[Record], node: str | None, first_seq: int, ts: int, plain: bytes) -> Batch:
     parts: list[bytes] = []
     sizes: list[int] = []
     metas: list[int] = []
@@ -293,6 +361,7 @@ def _render_rich(records: Sequence[RecordIn], node: str | None, first_seq: int, 
         tags if any(tag is not None for tag in tags) else None,
         nodes if any(each is not None for each in nodes) else None,
         b"".join(parts),
+        sum(sizes),
     )
 
 
@@ -315,6 +384,7 @@ def split(batch: Batch, target: int) -> Iterator[Batch]:
                 batch.tags[part] if batch.tags is not None else None,
                 batch.nodes[part] if batch.nodes is not None else None,
                 batch.body[offset:end],
+                sum(batch.sizes[part]),
             )
             begin, offset = index, end
         end += length

@@ -16,7 +16,7 @@ from topics.core.errors import (
     TopicFull,
 )
 from topics.core.limits import MAX_INTEGER, RESERVE_AHEAD, Limits
-from topics.core.records import Batch, RecordIn, Write, render, size_of
+from topics.core.records import AnyWrite, Batch, PlainRecord, Record, render, size_of
 from topics.core.tombstone import Hole
 from topics.engine import frames, retention
 from topics.engine.commit import Commit, Committer, Level
@@ -63,7 +63,7 @@ class Appender:
         self._committer = committer
         self._settle = settle
 
-    def write(self, topic: Topic, write: Write, now: int, created: bool = False) -> Commit:
+    def write(self, topic: Topic, write: AnyWrite, now: int, created: bool = False) -> Commit:
         repeated = self._find_repeat(topic, write, now)
         if repeated is not None:
             return repeated
@@ -96,7 +96,7 @@ class Appender:
         return commit
 
     def check_fits(
-        self, name: str, config: TopicConfig, records: Sequence[RecordIn], live_count: int, live_bytes: int
+        self, name: str, config: TopicConfig, records: Sequence[Record], live_count: int, live_bytes: int
     ) -> None:
         """Refuses what a topic with `discard: "reject"` has no room for."""
         if config.discard != "reject" or not (config.cap_records or config.cap_bytes):
@@ -119,15 +119,16 @@ class Appender:
                 topic=name,
             )
 
-    def check_seqs(self, name: str, next_seq: int, records: Sequence[RecordIn]) -> None:
+    def check_seqs(self, name: str, next_seq: int, records: Sequence[Record]) -> None:
         """Refuses what would run out of seqs."""
-        if next_seq + len(records) <= MAX_INTEGER and not any([record.hole for record in records]):
+        plain = isinstance(records[0], PlainRecord) or not any([record.hole for record in records])
+        if plain and next_seq + len(records) <= MAX_INTEGER:
             return
         last = next_seq - 1 + sum(record.hole or 1 for record in records)
         if last > MAX_INTEGER:
             raise TopicFull(f"topic {name!r} has no seqs for this: {last} is above {MAX_INTEGER}", topic=name)
 
-    def assign(self, topic: Topic, records: Sequence[RecordIn], node: str | None, now: int) -> list[Batch | Hole]:
+    def assign(self, topic: Topic, records: Sequence[Record], node: str | None, now: int) -> list[Batch | Hole]:
         """Gives records their seqs and renders them. From here on the seqs are taken."""
         pieces = render(records, node, topic.staged_seq, now)
         topic.staged_seq = _last_seq(pieces[-1]) + 1
@@ -150,13 +151,13 @@ class Appender:
         for piece in pieces:
             if isinstance(piece, Batch):
                 topic.pending_count += len(piece.lens)
-                topic.pending_bytes += sum(piece.sizes)
+                topic.pending_bytes += piece.size
 
     def release(self, topic: Topic, pieces: Sequence[Batch | Hole]) -> None:
         for piece in pieces:
             if isinstance(piece, Batch):
                 topic.pending_count -= len(piece.lens)
-                topic.pending_bytes -= sum(piece.sizes)
+                topic.pending_bytes -= piece.size
 
     def publish_pieces(self, topic: Topic, pieces: Sequence[Batch | Hole]) -> None:
         """Makes assigned records visible and lets retention act, in the order in which a replay does."""
@@ -197,7 +198,7 @@ class Appender:
 
     # -- repeats ---------------------------------------------------------------------------------------------------
 
-    def _remember(self, write: Write, appended: Appended, now: int) -> Written | None:
+    def _remember(self, write: AnyWrite, appended: Appended, now: int) -> Written | None:
         if write.client_id is not None:
             seqs = _client_seqs(write)
             return Written(now, appended, write.idempotency_key, write.client_id, seqs[-1], digest_of(seqs))
@@ -205,7 +206,7 @@ class Appender:
             return Written(now, appended, write.idempotency_key)
         return None
 
-    def _note_inflight(self, topic: Topic, write: Write, commit: Commit) -> None:
+    def _note_inflight(self, topic: Topic, write: AnyWrite, commit: Commit) -> None:
         if write.idempotency_key is not None:
             if topic.inflight_keys is None:
                 topic.inflight_keys = {}
@@ -215,7 +216,7 @@ class Appender:
                 topic.inflight_clients = {}
             topic.inflight_clients[write.client_id] = (_client_seqs(write)[-1], commit)
 
-    def _find_repeat(self, topic: Topic, write: Write, now: int) -> Commit | None:
+    def _find_repeat(self, topic: Topic, write: AnyWrite, now: int) -> Commit | None:
         """The answer to a write that was made before; None if it is new."""
         key = write.idempotency_key
         if key is not None:
@@ -229,7 +230,7 @@ class Appender:
             return self._find_replay(topic, write, write.client_id)
         return None
 
-    def _find_replay(self, topic: Topic, write: Write, client_id: str) -> Commit | None:
+    def _find_replay(self, topic: Topic, write: AnyWrite, client_id: str) -> Commit | None:
         first = _client_seqs(write)[0]
         inflight = topic.inflight_clients.get(client_id) if topic.inflight_clients else None
         if inflight is not None and first <= inflight[0]:
@@ -273,7 +274,7 @@ def completed(result: object) -> Commit:
     return commit
 
 
-def appended_of(records: Sequence[RecordIn], pieces: Sequence[Batch | Hole]) -> Appended:
+def appended_of(records: Sequence[Record], pieces: Sequence[Batch | Hole]) -> Appended:
     first, last = _first_seq(pieces[0]), _last_seq(pieces[-1])
     if len(pieces) == 1 and isinstance(pieces[0], Batch):
         return Appended(first, last, len(records))
@@ -283,7 +284,7 @@ def appended_of(records: Sequence[RecordIn], pieces: Sequence[Batch | Hole]) -> 
     return Appended(first, last, sum(1 for record in records if record.hole is None), starts)
 
 
-def _conflict(client_id: str, write: Write, producer: Producer) -> IdempotencyConflict:
+def _conflict(client_id: str, write: AnyWrite, producer: Producer) -> IdempotencyConflict:
     seqs = _client_seqs(write)
     detail: dict[str, object] = {"last_client_seq": producer.last}
     if seqs[-1] == producer.last and digest_of(seqs) == producer.digest:
@@ -295,7 +296,7 @@ def _conflict(client_id: str, write: Write, producer: Producer) -> IdempotencyCo
     )
 
 
-def _client_seqs(write: Write) -> list[int]:
+def _client_seqs(write: AnyWrite) -> list[int]:
     return [record.client_seq for record in write.records if record.client_seq is not None]
 
 

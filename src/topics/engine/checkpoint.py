@@ -195,16 +195,22 @@ class Checkpointer:
         if self._running is None and not self.is_due:
             return
         backlog = self._committer.wal.bytes_written - self._since
-        for _ in range(2 + min(backlog, 1 << 20) // _BYTES_PER_STEP if self._running is not None else 1):
-            self.step()
+        self._some_steps(2 + min(backlog, 1 << 20) // _BYTES_PER_STEP)
         if self._waiting and backlog > 2 * self._options.checkpoint_bytes:
             # Memory holds what the WAL holds: past this bound the writer waits for the disk.
             self._syncer.drain()
 
     def tick(self) -> None:
         if self.is_running or self.is_due:
-            for _ in range(_STEPS_PER_TICK):
-                self.step()
+            self._some_steps(_STEPS_PER_TICK)
+
+    def _some_steps(self, most: int) -> None:
+        if self._running is None:
+            self._start(clean=False)
+        for _ in range(most):
+            if self._running is None or self._waiting:
+                return
+            self.step()
 
     def run(self, clean: bool = False) -> None:
         """Takes a whole checkpoint before it returns."""
@@ -215,19 +221,17 @@ class Checkpointer:
     def _finish_running(self) -> None:
         while self._running is not None:
             self._syncer.drain()
-            self.step()
+            if self._running is not None:
+                self.step()
 
     def _start(self, clean: bool) -> None:
         self._work = _Work()
         self._running = self._checkpoint(self._work, clean)
 
     def step(self) -> None:
-        """Does a little; starts a checkpoint when none is running."""
-        if self._waiting:
-            return
-        if self._running is None:
-            self._start(clean=False)
+        """Does a little of the checkpoint that is running."""
         assert self._running is not None
+        assert not self._waiting
         try:
             if self._error is not None:
                 error, self._error = self._error, None

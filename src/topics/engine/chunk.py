@@ -38,7 +38,7 @@ class Chunk:
         self.nodes: dict[str, int] = {}
         self.tags: dict[str, int] = {}
         self.size = 0
-        self.body: bytearray | bytes | None = bytearray()
+        self.body: bytearray | bytes | memoryview | None = bytearray()
 
     @property
     def count(self) -> int:
@@ -69,7 +69,7 @@ class Chunk:
         body += batch.body
         self.ts.extend(array("Q", (batch.ts,)) * more)
         self.sizes.extend(batch.sizes)
-        self.size += sum(batch.sizes)
+        self.size += batch.size
         if batch.metas is not None or self.metas is not None:
             self.metas = _extend(self.metas, have, more, batch.metas)
         if batch.nodes is not None or self.node_ids is not None:
@@ -147,8 +147,8 @@ _encode_index = msgspec.msgpack.Encoder().encode
 _decode_index = msgspec.msgpack.Decoder(_Index).decode
 
 
-def decode_chunk(index: bytes) -> Chunk:
-    """A sealed chunk, its body yet to come."""
+def decode_chunk(index: bytes | memoryview, size: int = 0) -> Chunk:
+    """A sealed chunk, its body yet to come; its size stands beside it."""
     stored = _decode_index(index)
     chunk = Chunk(stored.first_seq)
     chunk.ends.frombytes(stored.ends)
@@ -159,7 +159,7 @@ def decode_chunk(index: bytes) -> Chunk:
     chunk.tag_ids = _array(stored.tag_ids)
     chunk.nodes = {name: number for number, name in enumerate(stored.nodes, 1)}
     chunk.tags = {name: number for number, name in enumerate(stored.tags, 1)}
-    chunk.size = sum(chunk.sizes)
+    chunk.size = size
     chunk.body = None
     return chunk
 

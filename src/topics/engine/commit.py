@@ -117,7 +117,7 @@ class Committer:
         wal = self.wal
         commit.start = wal.staged
         if atomic and len(events) > 1:
-            wal.stage(KIND_GROUP, 0, 0, 0, encode_group(events))
+            wal.stage(KIND_GROUP, *_span(events), encode_group(events))
         else:
             for event in events:
                 wal.stage(*event)
@@ -229,3 +229,11 @@ class Committer:
             for topic in commit.topics:
                 topic.pending.clear()
             commit.fail(ReadOnly(self.read_only.message))
+
+
+def _span(events: Sequence[Event]) -> tuple[int, int, int]:
+    """The topic and the seqs that a group is about, if it is one topic's: what a damaged group has lost."""
+    epochs = {event.epoch for event in events}
+    if len(epochs) != 1:
+        return 0, 0, 0
+    return epochs.pop(), min(event.first for event in events), max(event.last for event in events)

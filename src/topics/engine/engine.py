@@ -19,7 +19,7 @@ from topics.core.config import ConfigPatch, TopicConfig, resolve
 from topics.core.errors import InvalidRequest, ShuttingDown, StorageFault, Throttled, TopicNotEmpty, TopicNotFound
 from topics.core.limits import MAX_INTEGER, MAX_PAGE_SIZE, Limits
 from topics.core.names import check_topic_name
-from topics.core.records import Write
+from topics.core.records import AnyWrite
 from topics.core.selector import Selector
 from topics.core.tombstone import Hole
 from topics.engine import deletion, frames, read, retention
@@ -238,7 +238,7 @@ class Engine:
 
     # -- records ---------------------------------------------------------------------------------------------------
 
-    def write(self, name: str, write: Write) -> Commit:
+    def write(self, name: str, write: AnyWrite) -> Commit:
         """Appends the records of a checked write; the result is a `WriteResult`."""
         self._check_open()
         topic = self._staged.get(name)
@@ -255,7 +255,7 @@ class Engine:
         self.committer.stage(Level.SYNCED, (new,), (event,), lambda: self.state.add(new))
         return self.appender.write(new, write, self.time.now(), created=True)
 
-    def config_of(self, write: Write) -> ConfigPatch:
+    def config_of(self, write: AnyWrite) -> ConfigPatch:
         """What a write asks of the topic that it would create."""
         try:
             return msgspec.convert(write.config or {}, ConfigPatch)

@@ -123,7 +123,7 @@ class ChunkStore:
         footer = self._footers.get(key)
         if footer is None:
             try:
-                payload = self._segments.read(place.file, place.footer_offset, place.footer_length).payload
+                payload = self._segments.read(place.file, place.footer_offset, place.footer_length)
                 footer = _decode_footer(payload)
             except Corrupt as corrupt:
                 footer = self._rebuild(extent, place, corrupt)
@@ -139,10 +139,10 @@ class ChunkStore:
             return chunk
         try:
             if chunk is None:
-                chunk = decode_chunk(self._segments.read(place.file, ref.offset, ref.index_length).payload)
+                chunk = decode_chunk(self._segments.read(place.file, ref.offset, ref.index_length), ref.size)
             if body:
                 at = ref.offset + HEADER + ref.index_length
-                chunk.body = self._segments.read(place.file, at, ref.body_length).payload
+                chunk.body = self._segments.read(place.file, at, ref.body_length)
         except Corrupt as corrupt:
             raise LostRange(ref.first_seq, ref.last_seq, str(corrupt)) from None
         self._chunks.put(key, chunk, ref.index_length * 2 + (ref.body_length if chunk.body is not None else 0))
@@ -153,7 +153,7 @@ class ChunkStore:
         place = extent.place
         assert place is not None
         try:
-            return _decode_tags(self._segments.read(place.file, block.offset, block.length).payload)
+            return _decode_tags(self._segments.read(place.file, block.offset, block.length))
         except Corrupt:
             return None
 
@@ -165,6 +165,7 @@ class ChunkStore:
                 raise LostRange(extent.first_seq, extent.last_seq, str(corrupt))
             if item.kind == KIND_INDEX:
                 chunk = decode_chunk(item.payload)
+                chunk.size = sum(chunk.sizes)
                 offset = file_offset(item.at)
                 refs.append(_ref(chunk, offset, len(item.payload), chunk.ends[-1]))
         # Without tag blocks a tag is looked for in the chunks themselves.

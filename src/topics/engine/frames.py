@@ -156,7 +156,8 @@ def read_batch(frame: Frame) -> Batch:
     head = _decode_head(memoryview(frame.payload)[4 : 4 + length])
     metas = unpack(head.metas) if head.metas is not None else None
     body = frame.payload[4 + length :]
-    batch = Batch(frame.first, head.ts, unpack(head.lens), unpack(head.sizes), metas, head.tags, head.nodes, body)
+    sizes = unpack(head.sizes)
+    batch = Batch(frame.first, head.ts, unpack(head.lens), sizes, metas, head.tags, head.nodes, body, sum(sizes))
     assert batch.last_seq == frame.last
     return batch
 

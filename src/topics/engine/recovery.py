@@ -41,6 +41,8 @@ from topics.storage.wal import KIND_FILE, KIND_GROUP, KIND_MARK, Wal, WalFile
 
 FORMAT_FILE = "FORMAT"
 LOCK_FILE = "LOCK"
+REPAIR = "`topics verify --repair` turns what is missing into holes"
+_SEQ_KINDS = (frames.APPEND, frames.HOLE, KIND_GROUP)
 _FORMAT = b"topics data directory, format 1\n"
 
 _decode_head = msgspec.msgpack.Decoder(Head).decode
@@ -160,10 +162,12 @@ class Recovery:
         self._frozen_at: dict[int, int] = {}
         self._cut_at: int | None = None
         self._unidentified = False
+        self._orphans: dict[int, list[Lost]] = {}
 
     def run(self, on_progress: Callable[[float], None] | None = None) -> None:
         self._load_checkpoint()
         self._replay(on_progress)
+        self.lost.extend(lost for orphans in self._orphans.values() for lost in orphans)
         self._account()
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
@@ -207,14 +211,15 @@ class Recovery:
     def _replay(self, on_progress: Callable[[float], None] | None) -> None:
         numbers = [number for number in wal.wal_numbers(self._fs) if number >= self.first_wal]
         self.last_wal = max([self.first_wal - 1, *numbers])
-        expected = list(range(self.first_wal, self.first_wal + len(numbers)))
-        if numbers != expected:
-            missing = sorted(set(range(self.first_wal, self.last_wal + 1)) - set(numbers))
-            raise CorruptDirectory(
-                f"{wal.wal_name(missing[0])} is missing: restore it, or restore the directory from a copy"
-            )
-        if not numbers and self.first_wal > 1 and not self._clean:
-            raise CorruptDirectory(f"{wal.wal_name(self.first_wal)} is missing: the log ends before its checkpoint")
+        if not numbers and self.first_wal > 1:
+            self.last_wal = self.first_wal
+        missing = sorted(set(range(self.first_wal, self.last_wal + 1)) - set(numbers))
+        if missing and not self._repair:
+            raise CorruptDirectory(f"{wal.wal_name(missing[0])} is missing: restore it, or {REPAIR}")
+        for number in missing:
+            self._unidentified = True
+            at = frame.position(number, 0)
+            self.lost.append(Lost(at, at, "a whole file"))
         for index, number in enumerate(numbers):
             file = WalFile(self._fs, number)
             self.wal_bytes += len(file.data)
@@ -236,8 +241,7 @@ class Recovery:
                 return
             if not self._repair:
                 raise CorruptDirectory(
-                    f"{file.name} is damaged at offset {file_offset(item.at)}: `topics verify --repair` turns what is "
-                    "missing into holes",
+                    f"{file.name} is damaged at offset {file_offset(item.at)}: {REPAIR}",
                     file=file.name,
                     offset=file_offset(item.at),
                 )
@@ -262,11 +266,11 @@ class Recovery:
             self.lost.append(Lost(damage.at, damage.end, "unreadable bytes"))
             return
         what = frames.NAMES.get(header.kind, "group of events" if header.kind == KIND_GROUP else "bookkeeping")
-        if header.kind == KIND_GROUP:
+        if header.kind == KIND_GROUP and not header.epoch:
             self._unidentified = True
         self.lost.append(Lost(damage.at, damage.end, what, header.epoch, header.first, header.last))
         topic = self.state.topics.get(header.epoch)
-        if topic is not None and header.kind in (frames.APPEND, frames.HOLE) and header.last >= topic.next_seq:
+        if topic is not None and header.kind in _SEQ_KINDS and header.last >= topic.next_seq:
             topic.add_hole(Hole(topic.next_seq, header.last, "corrupt"))
 
     def _apply(self, item: Frame) -> None:
@@ -290,11 +294,25 @@ class Recovery:
 
     def _apply_leniently(self, item: Frame) -> None:
         """In a repair an event may find that what it builds on was lost."""
-        topic = self.state.topics.get(item.epoch)
-        if topic is not None and item.kind == frames.APPEND and item.first < topic.next_seq:
-            self.lost.append(Lost(item.at, item.end, "append that overlaps", item.epoch, item.first, item.last))
+        state = self.state
+        topic = state.topics.get(item.epoch)
+        if item.kind == frames.CREATE:
+            older = state.by_name.get(frames.read_created(item).name)
+            if older is not None:
+                state.drop(older)
+        elif topic is None and item.epoch:
+            # Of a topic that a later event deletes, or whose creation was lost.
+            if item.kind == frames.DROP:
+                self._orphans.pop(item.epoch, None)
+            else:
+                what = f"{frames.NAMES[item.kind]} of a topic whose creation is lost"
+                self._orphans.setdefault(item.epoch, []).append(
+                    Lost(item.at, item.end, what, item.epoch, item.first, item.last)
+                )
+        elif topic is not None and item.kind in _SEQ_KINDS and item.first < topic.next_seq <= item.last:
+            self.lost.append(Lost(item.at, item.end, "overlapping append", item.epoch, item.first, item.last))
             return
-        self.state.apply(item)
+        state.apply(item)
 
     # -- what it has cost ------------------------------------------------------------------------------------------
 

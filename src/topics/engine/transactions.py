@@ -25,7 +25,7 @@ from topics.core.errors import (
 )
 from topics.core.limits import MAX_CLIENT_ID, MAX_CLIENT_SEQ, MAX_INTEGER, Limits
 from topics.core.names import check_topic_name
-from topics.core.records import Batch, RecordIn, Write
+from topics.core.records import AnyWrite, Batch, Record, RecordIn
 from topics.core.tombstone import Hole
 from topics.engine import frames
 from topics.engine.append import appended_of, completed, event_of, follow
@@ -123,7 +123,7 @@ class Transactions:
             fs.remove(f"{DIRECTORY}/{name}")
 
     def spool(
-        self, txn_id: str, topic: str, part: str, chunk: int, write: Write, owner: str | None = None
+        self, txn_id: str, topic: str, part: str, chunk: int, write: AnyWrite, owner: str | None = None
     ) -> tuple[int, bool]:
         """Takes one chunk of a part; says how many records it has, and whether it was there already."""
         _check_id("txn", txn_id)
@@ -193,7 +193,7 @@ class Transactions:
         txn = self._open[txn_id] = Transaction(txn_id, owner, name, file, self._engine.time.now())
         return txn
 
-    def _target(self, topic: str, write: Write) -> _Target:
+    def _target(self, topic: str, write: AnyWrite) -> _Target:
         existing = self._engine.staged_topic(topic)
         if existing is not None:
             return _Target(existing.epoch, ConfigPatch())
@@ -337,7 +337,7 @@ class Transactions:
                     )
         return {topic: records for topic, records in loaded.items() if records}
 
-    def _check_topic(self, txn: Transaction | None, name: str, records: Sequence[RecordIn]) -> None:
+    def _check_topic(self, txn: Transaction | None, name: str, records: Sequence[Record]) -> None:
         """A topic that refuses fails the whole commit, before anything has changed."""
         assert txn is not None
         engine = self._engine

@@ -78,6 +78,15 @@ def decode_header(data: bytes | memoryview, at: int) -> Header | None:
     return Header(kind, length, epoch, first, last, checksum)
 
 
+def decode_payload(data: bytes, at: int) -> memoryview | None:
+    """The proven payload of the frame at the start of `data`, not copied; None if any of it is missing or wrong."""
+    header = decode_header(data, at)
+    if header is None or len(data) < HEADER + header.length:
+        return None
+    payload = memoryview(data)[HEADER : HEADER + header.length]
+    return payload if xxh3_64_intdigest(payload) == header.checksum else None
+
+
 def decode(data: bytes | memoryview, at: int) -> Frame | None:
     """The whole frame at the start of `data`, or None if any of it is missing or wrong."""
     header = decode_header(data, at)

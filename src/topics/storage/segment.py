@@ -77,13 +77,13 @@ class Segments:
         self._fs = fs
         self._open: OrderedDict[int, File] = OrderedDict()
 
-    def read(self, number: int, offset: int, length: int) -> Frame:
-        """The frame with a payload of `length` at `offset`."""
+    def read(self, number: int, offset: int, length: int) -> memoryview:
+        """The payload, `length` bytes of it, of the frame at `offset`."""
         for _ in range(2):
             data = self.read_bytes(number, offset, HEADER + length)
-            found = frame.decode(data, position(number, offset))
-            if found is not None and len(found.payload) == length:
-                return found
+            payload = frame.decode_payload(data, position(number, offset))
+            if payload is not None and len(payload) == length:
+                return payload
         raise Corrupt(segment_name(number), offset)
 
     def read_bytes(self, number: int, offset: int, length: int) -> bytes:

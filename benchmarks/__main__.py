@@ -1,0 +1,31 @@
+"""`python -m benchmarks [name …] [--json]`: runs all benchmarks, or the named ones."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import append, growth, large, read
+
+ALL = {"append": append.run, "read": read.run, "large": large.run, "growth": growth.run}
+
+
+def main(arguments: list[str]) -> int:
+    as_json = "--json" in arguments
+    names = [name for name in arguments if not name.startswith("-")] or list(ALL)
+    unknown = [name for name in names if name not in ALL]
+    if unknown:
+        print(f"no benchmark is called {unknown[0]!r}; there are {', '.join(ALL)}", file=sys.stderr)
+        return 2
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="topics-bench-") as directory:
+            for figure in ALL[name](Path(directory)):
+                print(msgspec.json.encode(figure).decode() if as_json else figure.line(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
