@@ -158,7 +158,7 @@ class Log:
                 yield answer.tombstone
             yield from answer.records
             from_seq = answer.next_from_seq
-            if answer.caught_up or from_seq == query.get("to_seq"):
+            if answer.caught_up or from_seq >= query.get("to_seq", from_seq + 1):
                 return
 
     def seek(self, topic: str, ts: int) -> int:

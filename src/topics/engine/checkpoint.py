@@ -6,7 +6,7 @@ log; recovery replays a topic's events only from there. Two checkpoints are kept
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import msgspec
 
@@ -105,20 +105,19 @@ class _Sealing:
         self.first_seq = self.last_seq = 0
         self.count = self.size = 0
 
-    def chunk(self, topic: Topic, ref: Chunk | ChunkRef) -> Chunk | None:
-        """A chunk as it is written: without the bytes of dead records; None if all are dead."""
+    def chunk(self, topic: Topic, ref: Chunk | ChunkRef) -> tuple[Chunk, list[bool] | None] | None:
+        """A chunk as it is written, without the bytes of dead records, and which these are; None if all are."""
         dead = self.dead.get(ref.first_seq)
         if ref.last_seq < self.earliest or (dead is not None and dead.count == ref.count):
             self.dead.pop(ref.first_seq, None)
             self.left_out.append(ref.first_seq)
             return None
         chunk = self.extent.load(topic.store, ref, body=True)
-        if dead is not None or ref.first_seq < self.earliest:
-            seqs = range(ref.first_seq, ref.last_seq + 1)
-            chunk = without(
-                chunk, [s < self.earliest or (dead is not None and dead.has(i)) for i, s in enumerate(seqs)]
-            )
-        return chunk
+        if dead is None and ref.first_seq >= self.earliest:
+            return chunk, None
+        below = self.earliest - ref.first_seq
+        is_dead = [index < below or (dead is not None and dead.has(index)) for index in range(ref.count)]
+        return without(chunk, is_dead), is_dead
 
     def note(self, chunk: Chunk) -> None:
         if not self.count:
@@ -168,8 +167,9 @@ class Checkpointer:
         self._error: OSError | None = None
         self._work: _Work | None = None
         self._since = 0
-        # Files that the newest checkpoint names, with how much of each lives; and those that the one before named.
-        self._used: dict[int, int] = {}
+        # Bytes of segment files that only the older of the two checkpoints names: the next one gives them back.
+        self._leftover = 0
+        # The segment files that the newest checkpoint names.
         self._needed: set[int] = set(segment_numbers(fs))
         self._last_wal = 0
         self.completed = 0
@@ -183,7 +183,8 @@ class Checkpointer:
         if self._committer.read_only is not None:
             return False
         grown = self._committer.wal.bytes_written - self._since
-        return grown >= self._options.checkpoint_bytes or self._state.store.dead_bytes >= self._options.reclaim_bytes
+        unused = max(self._state.store.dead_bytes, self._leftover)
+        return grown >= self._options.checkpoint_bytes or unused >= self._options.reclaim_bytes
 
     def resume_from(self, wal_number: int, wal_bytes: int) -> None:
         """What recovery found: the WAL since the last checkpoint counts towards the next."""
@@ -268,10 +269,11 @@ class Checkpointer:
         work.out = out = CheckpointWriter(self._fs, self._number)
         head = Head(self._number, wal_number, self._boot_id, state.time.latest, state.next_epoch, clean)
         out.add(KIND_HEAD, 0, _encode(head))
-        rewrite = self._mostly_dead()
-        used: dict[int, int] = {}
+        topics = list(state.topics.values())
+        rewrite = yield from self._mostly_dead(topics)
+        used: set[int] = set()
         sealings: list[_Sealing] = []
-        for index, topic in enumerate(list(state.topics.values())):
+        for index, topic in enumerate(topics):
             if not topic.dropped:
                 yield from self._topic(work, topic, rewrite, sealings, used)
             if index % _TOPICS_PER_STEP == 0:
@@ -291,7 +293,7 @@ class Checkpointer:
         self.completed += 1
 
     def _topic(
-        self, work: _Work, topic: Topic, rewrite: set[int], sealings: list[_Sealing], used: dict[int, int]
+        self, work: _Work, topic: Topic, rewrite: set[int], sealings: list[_Sealing], used: set[int]
     ) -> Iterator[None]:
         """Freezes a topic, writes its new records to the segment file and its state to the checkpoint."""
         while True:
@@ -310,9 +312,7 @@ class Checkpointer:
         snapshot.extents += [sealing.state() for sealing in own]
         snapshot.extents.sort(key=lambda extent: extent.first_seq)
         sealings += own
-        for extent in snapshot.extents:
-            alive = extent.place.bytes * extent.live_bytes // max(extent.size, 1)
-            used[extent.place.file] = used.get(extent.place.file, 0) + alive
+        used.update(extent.place.file for extent in snapshot.extents)
         assert work.out is not None
         work.out.add(KIND_TOPIC, topic.epoch, _encode(snapshot))
         keys = topic.dedupe.keys()
@@ -378,26 +378,34 @@ class Checkpointer:
             work.segment = SegmentWriter(self._fs, self._segment_number)
         writer = ExtentWriter(work.segment, topic.epoch)
         for ref in sealing.refs:
-            chunk = sealing.chunk(topic, ref)
-            if chunk is not None:
-                writer.add(chunk, sealing.earliest)
+            found = sealing.chunk(topic, ref)
+            if found is not None:
+                chunk, is_dead = found
+                writer.add(chunk, is_dead)
                 sealing.note(chunk)
                 if chunk.ends and chunk.ends[-1] > TARGET_BYTES // 2:
                     yield
         sealing.place = writer.finish()
 
-    def _mostly_dead(self) -> set[int]:
+    def _mostly_dead(self, topics: list[Topic]) -> Generator[None, None, set[int]]:
         """Segment files of which so little lives that a rewrite pays."""
+        alive: dict[int, int] = {}
+        for index, topic in enumerate(topics):
+            for extent in topic.extents:
+                if extent.place is not None:
+                    alive[extent.place.file] = alive.get(extent.place.file, 0) + _alive(extent.place, extent)
+            if index % _TOPICS_PER_STEP == 0:
+                yield
         dead: set[int] = set()
-        for number, alive in self._used.items():
+        for number, size in alive.items():
             try:
-                if alive < self._options.rewrite_below * self._segments.size(number):
+                if size < self._options.rewrite_below * self._segments.size(number):
                     dead.add(number)
             except OSError:
                 continue
         return dead
 
-    def _forget(self, wal_number: int, used: dict[int, int]) -> None:
+    def _forget(self, wal_number: int, used: set[int]) -> None:
         """Removes what neither this checkpoint nor the one before it needs."""
         for number in wal_numbers(self._fs):
             if number < self._last_wal:
@@ -406,12 +414,17 @@ class Checkpointer:
         for number in files.checkpoint_numbers(self._fs):
             if number < self._number - 1:
                 self._fs.remove(files.checkpoint_name(number))
-        needed = set(used)
+        self._leftover = 0
         for number in segment_numbers(self._fs):
-            if number not in needed and number not in self._needed:
+            if number not in used and number not in self._needed:
                 self._segments.remove(number)
-        self._needed = needed
-        self._used = used
+            elif number not in used:
+                self._leftover += self._segments.size(number)
+        self._needed = used
+
+
+def _alive(place: Place, extent: Extent) -> int:
+    return place.bytes * extent.live_bytes // max(extent.size, 1)
 
 
 class _Work:

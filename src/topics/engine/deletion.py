@@ -62,6 +62,7 @@ def delete(topic: Topic, what: Deleted) -> int:
             if extent.first_seq < below:
                 seqs = [seq for seq in extent.tagged(topic.store, what.match) if seq < below]
                 removed += sum([topic.kill(seq) for seq in seqs])
+                extent.forget_tagged(what.match, below)
         if removed:
             topic.settle_front()
     if topic.deletes is None:

@@ -168,6 +168,7 @@ class Engine:
         return self._staged.get(name)
 
     def topic(self, name: str) -> Topic:
+        self._check_not_closed()
         topic = self.state.by_name.get(name)
         if topic is None:
             check_topic_name(name)
@@ -202,6 +203,7 @@ class Engine:
     def list(self, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> Page:
         if not 1 <= page_size <= MAX_PAGE_SIZE:
             raise InvalidRequest(f"page_size must be between 1 and {MAX_PAGE_SIZE}, got {page_size}")
+        self._check_not_closed()
         names = self.state.names
         start = bisect_left(names, prefix)
         if cursor is not None:
@@ -379,6 +381,10 @@ class Engine:
         if self._closing:
             raise ShuttingDown("the log is being closed")
         self.committer.check_writable()
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ShuttingDown("the log is closed")
 
     def checkpoint(self) -> None:
         """Moves everything out of the WAL, on this thread."""

@@ -197,7 +197,7 @@ class Extent:
 
     __slots__ = (
         *("chunks", "count", "dead", "ephemeral", "first_seq", "frozen", "last_seq", "live_bytes", "live_count"),
-        *("place", "size", "tag_seqs", "ts_last"),
+        *("place", "size", "stale_tags", "tag_seqs", "ts_last"),
     )
 
     def __init__(self, first_seq: int, ephemeral: bool = False) -> None:
@@ -211,6 +211,7 @@ class Extent:
         self.dead: dict[int, Dead] = {}
         self.chunks: list[Chunk] | None = []
         self.tag_seqs: dict[str, list[int]] = {}
+        self.stale_tags = 0
         self.place: Place | None = None
         self.ephemeral = ephemeral
         self.frozen = False
@@ -414,6 +415,14 @@ class Extent:
                     return
                 yield from seqs
 
+    def forget_tagged(self, selector: Selector, below: int) -> None:
+        """After a delete in memory: the index lets go of what is dead, so that nobody meets it again."""
+        tags = [selector.text] if not selector.prefix else [t for t in self.tag_seqs if selector.matches(t)]
+        for tag in tags:
+            kept = [seq for seq in self.tag_seqs.pop(tag, ()) if seq >= below]
+            if kept:
+                self.tag_seqs[tag] = kept
+
     def _search(self, store: ChunkStore, selector: Selector) -> Iterator[int]:
         """The slow way: through the arrays of every chunk."""
         for ref in list(self.refs(store)):
@@ -431,8 +440,11 @@ class Extent:
                 self.count -= gone.count
                 self.size -= gone.size
                 self.first_seq = self.chunks[0].first_seq
-                if gone.tags:
-                    self.tag_seqs = _drop_tags(self.tag_seqs, seq)
+                self.stale_tags += gone.count if gone.tags else 0
+            if self.stale_tags > self.count:
+                # Now and then, so that a record pays for it once.
+                self.tag_seqs = _drop_tags(self.tag_seqs, seq)
+                self.stale_tags = 0
 
     def absorb(self, older: Extent, chunks: list[Chunk]) -> None:
         """Takes the records of the extent in front of it into memory."""
@@ -512,7 +524,8 @@ class ExtentWriter:
         self._refs: list[ChunkRef] = []
         self._tags: dict[str, list[int]] = {}
 
-    def add(self, chunk: Chunk, earliest: int) -> None:
+    def add(self, chunk: Chunk, is_dead: Sequence[bool] | None) -> None:
+        """Adds a chunk; dead records are not worth a place in the tag index."""
         assert chunk.body is not None
         index, body = chunk.encode_index(), bytes(chunk.body)
         span = (self._epoch, chunk.first_seq, chunk.last_seq)
@@ -521,9 +534,9 @@ class ExtentWriter:
         self._refs.append(_ref(chunk, offset, len(index), len(body)))
         if chunk.tag_ids is not None:
             names = ["", *chunk.tags]
-            for seq, number in enumerate(chunk.tag_ids, chunk.first_seq):
-                if number and seq >= earliest:
-                    self._tags.setdefault(names[number], []).append(seq)
+            for at, number in enumerate(chunk.tag_ids):
+                if number and not (is_dead is not None and is_dead[at]):
+                    self._tags.setdefault(names[number], []).append(chunk.first_seq + at)
 
     def finish(self) -> Place:
         first, last = self._refs[0].first_seq, self._refs[-1].last_seq
