@@ -21,8 +21,8 @@ from topics.core.tombstone import Hole
 from topics.engine import frames, retention
 from topics.engine.commit import Commit, Committer, Level
 from topics.engine.dedupe import Appended, Producer, Written, digest_of
-from topics.engine.extent import LostRange
 from topics.engine.frames import Event
+from topics.engine.sealed import LostRange
 from topics.engine.topic import Topic
 
 _LEVELS = {

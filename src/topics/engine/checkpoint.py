@@ -18,16 +18,9 @@ from topics.engine.chunk import TARGET_BYTES, Chunk, without
 from topics.engine.commit import Committer
 from topics.engine.dedupe import Appended, Producer
 from topics.engine.deletion import PastDelete
-from topics.engine.extent import (
-    ChunkRef,
-    Dead,
-    Extent,
-    ExtentState,
-    ExtentWriter,
-    LostRange,
-    Place,
-)
+from topics.engine.extent import Dead, Extent, ExtentState
 from topics.engine.options import Options
+from topics.engine.sealed import ChunkRef, ExtentWriter, LostRange, Place
 from topics.engine.state import State
 from topics.engine.syncer import Syncer
 from topics.engine.topic import Topic

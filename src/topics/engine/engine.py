@@ -26,10 +26,10 @@ from topics.engine import deletion, frames, read, retention
 from topics.engine.append import Appender, completed
 from topics.engine.checkpoint import Checkpointer
 from topics.engine.commit import Commit, Committer, Level
-from topics.engine.extent import LostRange
 from topics.engine.frames import Deleted, Event
 from topics.engine.options import Options
 from topics.engine.read import Diff, Query
+from topics.engine.sealed import LostRange
 from topics.engine.state import State
 from topics.engine.syncer import Syncer
 from topics.engine.topic import Topic

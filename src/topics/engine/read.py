@@ -17,8 +17,9 @@ from topics.core.limits import DEFAULT_DIFF_BYTES, DEFAULT_DIFF_LIMIT
 from topics.core.selector import Selector
 from topics.core.tombstone import Reason, Tombstone
 from topics.engine.chunk import Chunk
-from topics.engine.extent import ChunkRef, Dead, Extent
+from topics.engine.extent import Dead, Extent
 from topics.engine.retention import first_at
+from topics.engine.sealed import ChunkRef
 from topics.engine.topic import Topic
 
 # How many chunks one answer may walk through: a filter that matches nothing must not hold the loop.

@@ -26,9 +26,10 @@ from topics.engine.checkpoint import (
 )
 from topics.engine.dedupe import Appended
 from topics.engine.engine import Engine
-from topics.engine.extent import ChunkStore, restore
+from topics.engine.extent import restore
 from topics.engine.frames import Event
 from topics.engine.options import Options
+from topics.engine.sealed import ChunkStore
 from topics.engine.state import CommittedTxn, State
 from topics.engine.syncer import Syncer
 from topics.engine.topic import Topic

@@ -11,7 +11,7 @@ from topics.core.errors import CorruptDirectory
 from topics.core.tombstone import Hole
 from topics.engine import deletion, frames, retention
 from topics.engine.dedupe import Appended
-from topics.engine.extent import ChunkStore, LostRange
+from topics.engine.sealed import ChunkStore, LostRange
 from topics.engine.topic import Topic
 from topics.storage.frame import Frame
 

@@ -17,7 +17,8 @@ from topics.core.records import Batch, split
 from topics.core.tombstone import Hole, HoleReason, Reason
 from topics.engine.chunk import TARGET_BYTES, Chunk
 from topics.engine.dedupe import Dedupe
-from topics.engine.extent import ChunkRef, ChunkStore, Extent
+from topics.engine.extent import Extent
+from topics.engine.sealed import ChunkRef, ChunkStore
 
 if TYPE_CHECKING:
     from topics.engine.commit import Commit

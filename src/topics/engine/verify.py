@@ -16,9 +16,9 @@ from topics.core.limits import Limits
 from topics.core.tombstone import Hole
 from topics.engine import frames
 from topics.engine.engine import Engine
-from topics.engine.extent import LostRange
 from topics.engine.options import Options
 from topics.engine.recovery import Recovery, check_format, log_start, take_lock
+from topics.engine.sealed import LostRange
 from topics.engine.syncer import InlineSyncer
 from topics.engine.topic import Topic
 from topics.storage import checkpoint as checkpoints
