@@ -117,7 +117,9 @@ def walk(log: Log, topic: str, **query: Any) -> tuple[list[Record], list[Tombsto
         if answer.tombstone is not None:
             assert answer.tombstone.gap_from > cursor or cursor == 0
             tombstones.append(answer.tombstone)
-        got = [Record(w.seq, w.ts, bytes(w.data), w.node, w.tag, bytes(w.meta)) for w in _decode_wire(answer.records_json)]
+        got = [
+            Record(w.seq, w.ts, bytes(w.data), w.node, w.tag, bytes(w.meta)) for w in _decode_wire(answer.records_json)
+        ]
         last = cursor if answer.tombstone is None else answer.tombstone.gap_to
         for record in got:
             assert last < record.seq <= answer.next_from_seq, (topic, last, record, answer.next_from_seq)
@@ -138,10 +140,10 @@ def look(log: Log, topic: str) -> View:
     del state["effective_priority"], state["last_read_ts"]
     inner = log.engine.topic(topic)
     now, window = log.engine.time.now(), inner.config.idempotency_window_ms
-    keys = {key: (got.first_seq, got.last_seq) for key, ts, got in inner.dedupe.keys() if now - ts <= window}
+    keys = {key: (got.first_seq, got.last_seq) for key, ts, got in inner.dedupe.lasting_keys() if now - ts <= window}
     producers = {
         name: (producer.last, producer.appended.first_seq, producer.appended.last_seq)
-        for name, producer in inner.dedupe.producers().items()
+        for name, producer in inner.dedupe.lasting_producers().items()
     }
     times = sorted({record.ts for record in tagged})
     seeks = tuple(log.seek(topic, ts) for ts in sorted({0, *times[:2], *times[-2:], now + 1}))
@@ -152,9 +154,7 @@ def look(log: Log, topic: str) -> View:
     assert state["earliest_seq"] == (tagged[0].seq if tagged else state["next_seq"])
     assert state["evict_floor"] <= state["earliest_seq"]
     assert state["holes"] == len(inner.holes)
-    return View(
-        state, tuple(tagged), plain, tuple(tombstones), tuple(inner.holes), deletes, keys, producers, seeks
-    )
+    return View(state, tuple(tagged), plain, tuple(tombstones), tuple(inner.holes), deletes, keys, producers, seeks)
 
 
 def names(log: Log) -> list[str]:

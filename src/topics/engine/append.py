@@ -88,7 +88,7 @@ class Appender:
             level,
             (topic,),
             events,
-            lambda: self._publish(topic, pieces, appended, written, created),
+            lambda: self._publish(topic, pieces, appended, written, created, not events),
             atomic=True,
         )
         if not commit.done:
@@ -183,11 +183,12 @@ class Appender:
         appended: Appended,
         written: Written | None,
         created: bool,
+        ephemeral: bool,
     ) -> WriteResult:
         self.release(topic, pieces)
         self.publish_pieces(topic, pieces)
         if written is not None:
-            topic.dedupe.add(written, topic.config.idempotency_window_ms)
+            topic.dedupe.add(written, topic.config.idempotency_window_ms, ephemeral)
             if written.key is not None and topic.inflight_keys:
                 topic.inflight_keys.pop(written.key, None)
             if written.client_id is not None and topic.inflight_clients:

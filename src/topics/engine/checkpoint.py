@@ -308,7 +308,7 @@ class Checkpointer:
         used.update(extent.place.file for extent in snapshot.extents)
         assert work.out is not None
         work.out.add(KIND_TOPIC, topic.epoch, _encode(snapshot))
-        keys = topic.dedupe.keys()
+        keys = topic.dedupe.lasting_keys()
         for start in range(0, len(keys), _KEYS_PER_FRAME):
             work.out.add(KIND_KEYS, topic.epoch, _encode(keys[start : start + _KEYS_PER_FRAME]))
             yield
@@ -343,7 +343,7 @@ class Checkpointer:
             ephemeral=ephemeral,
             deletes=list(topic.deletes or ()),
             last_delete_id=topic.last_delete_id,
-            producers=topic.dedupe.producers(),
+            producers=topic.dedupe.lasting_producers(),
         )
         return snapshot, sealings
 

@@ -29,6 +29,7 @@ class Producer(msgspec.Struct, array_like=True, gc=False):
     last: int
     digest: int
     appended: Appended
+    ephemeral: bool = False
 
 
 class Written(msgspec.Struct, array_like=True):
@@ -47,30 +48,35 @@ def digest_of(client_seqs: Sequence[int]) -> int:
 
 
 class Dedupe:
-    """The memory of one topic instance. Keys stand in the order of their time, so the old ones go from the front."""
+    """The memory of one topic instance. Keys stand in the order of their time, so the old ones go from the front.
+
+    It survives what the records of a write survive: what came of an ephemeral one is in no checkpoint.
+    """
 
     __slots__ = ("_keys", "_producers")
 
     def __init__(self) -> None:
-        self._keys: dict[str, tuple[int, Appended]] | None = None
+        self._keys: dict[str, tuple[int, Appended, bool]] | None = None
         self._producers: dict[str, Producer] | None = None
 
-    def add(self, written: Written, window: int) -> None:
+    def add(self, written: Written, window: int, ephemeral: bool = False) -> None:
         if written.key is not None:
             self.forget(written.ts - window)
             if self._keys is None:
                 self._keys = {}
             self._keys.pop(written.key, None)
-            self._keys[written.key] = (written.ts, written.appended)
+            self._keys[written.key] = (written.ts, written.appended, ephemeral)
         if written.client_id is not None:
             if self._producers is None:
                 self._producers = {}
-            self._producers[written.client_id] = Producer(written.client_seq, written.digest, written.appended)
+            self._producers[written.client_id] = Producer(
+                written.client_seq, written.digest, written.appended, ephemeral
+            )
 
     def forget(self, before: int) -> None:
         """Drops the keys that are older than the window."""
         while self._keys:
-            key, (ts, _) = next(iter(self._keys.items()))
+            key, (ts, *_) = next(iter(self._keys.items()))
             if ts >= before:
                 return
             del self._keys[key]
@@ -86,14 +92,14 @@ class Dedupe:
     def producer_count(self) -> int:
         return len(self._producers) if self._producers else 0
 
-    def keys(self) -> list[tuple[str, int, Appended]]:
-        return [(key, ts, appended) for key, (ts, appended) in self._keys.items()] if self._keys else []
+    def lasting_keys(self) -> list[tuple[str, int, Appended]]:
+        return [(key, ts, done) for key, (ts, done, ephemeral) in (self._keys or {}).items() if not ephemeral]
 
-    def producers(self) -> dict[str, Producer]:
-        return dict(self._producers) if self._producers else {}
+    def lasting_producers(self) -> dict[str, Producer]:
+        return {name: each for name, each in (self._producers or {}).items() if not each.ephemeral}
 
     def restore(self, keys: Sequence[tuple[str, int, Appended]], producers: dict[str, Producer]) -> None:
         if keys:
-            self._keys = {**(self._keys or {}), **{key: (ts, appended) for key, ts, appended in keys}}
+            self._keys = {**(self._keys or {}), **{key: (ts, done, False) for key, ts, done in keys}}
         if producers:
             self._producers = {**(self._producers or {}), **producers}

@@ -332,8 +332,9 @@ class Recovery:
                 self._lose_ephemeral(topic, last)
             elif last > topic.head_seq:
                 self._lose(topic, Hole(topic.next_seq, last, "crash"))
-            topic.ceiling = max(topic.ceiling, topic.head_seq)
             self.state.guard(topic, lambda topic=topic: retention.evict(topic))  # type: ignore[misc]  # bound now
+
+        self.state.end_reservations()
 
     def _lose(self, topic: Topic, hole: Hole) -> None:
         topic.add_hole(hole)

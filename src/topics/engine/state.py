@@ -60,6 +60,11 @@ class State:
                 self.store.dead_bytes += extent.place.bytes
         topic.dropped = True
 
+    def end_reservations(self) -> None:
+        """A life's reservations are its own: what was reserved and not lost at its end is free again."""
+        for topic in self.topics.values():
+            topic.ceiling = topic.head_seq
+
     def guard(self, topic: Topic, work: Callable[[], object]) -> None:
         """Does work on a topic; sealed bytes that prove wrong on the way become a hole, and the work goes on."""
         for _ in range(len(topic.extents) * 1024 + 1024):
@@ -76,6 +81,7 @@ class State:
         kind = frame.kind
         if kind == frames.OPEN:
             self.time.advance(frames.read_opened(frame).now)
+            self.end_reservations()
             return
         if kind == frames.COMMIT:
             done = frames.read_committed(frame)
