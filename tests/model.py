@@ -435,8 +435,7 @@ class View:
         first = min((seq for seq in self.live if topic.records[seq].ts >= ts), default=self.head + 1)
         assert self.base - 1 <= cursor < first, f"seek {ts}: {cursor}, the first record is {first}"
         older = [seq for seq in self.live if cursor < seq < first]
-        if older and cursor + 1 >= self.evict_floor:
-            raise AssertionError(f"seek {ts}: a read from {cursor} starts with {older[0]}, which is older")
+        assert not older, f"seek {ts}: a read from {cursor} starts with {older[0]}, which is older"
         told = self.told_of(cursor)
         for seq, fate in topic.fates.items():
             if fate in LOST and topic.records[seq].ts >= ts:
@@ -568,7 +567,11 @@ class Model:
         return len(chunks.setdefault(chunk, tuple(items)))
 
     def commit(
-        self, txn_id: str, parts: Sequence[tuple[str, dict[str, int]]], client: tuple[str, int] | None, epochs: list[int]
+        self,
+        txn_id: str,
+        parts: Sequence[tuple[str, dict[str, int]]],
+        client: tuple[str, int] | None,
+        epochs: list[int],
     ) -> tuple[dict[str, Appended], bool]:
         """What every topic got, and whether it was a repeat. New topics take the next of `epochs`."""
         if client is not None and client[0] in self.committed:

@@ -12,7 +12,7 @@ import msgspec
 
 from topics.core.clock import Clock, Ratchet
 from topics.core.errors import CorruptDirectory, DirectoryInUse, UnknownFormat
-from topics.core.limits import Limits
+from topics.core.limits import RESERVE_AHEAD, Limits
 from topics.core.tombstone import Hole
 from topics.engine import frames, retention
 from topics.engine.checkpoint import (
@@ -325,8 +325,9 @@ class Recovery:
             may_lose = not self._clean and (
                 durability in ("ephemeral", "memory") or (durability == "disk" and lost_machine)
             )
-            if self._unidentified and not may_lose and topic.ceiling > topic.head_seq:
-                self._lose(topic, Hole(topic.next_seq, topic.ceiling, "corrupt"))
+            if self._unidentified:
+                # Whatever was lost may have been this topic's, with its reservation.
+                self._lose(topic, Hole(topic.next_seq, max(topic.ceiling, topic.head_seq + RESERVE_AHEAD), "corrupt"))
             last = max(topic.head_seq, topic.ceiling if may_lose else 0)
             if durability == "ephemeral":
                 self._lose_ephemeral(topic, last)
@@ -361,7 +362,7 @@ class Recovery:
                 self.last_wal -= 1
             else:
                 wal.cut(self._fs, self._cut_at)
-        if self.last_wal >= self.first_wal:
+        if self._fs.exists(wal.wal_name(self.last_wal)):
             # The next file makes this one's bytes count as durable: they must be.
             last = self._fs.open(wal.wal_name(self.last_wal))
             try:
