@@ -229,6 +229,9 @@ class Topic:
             front.live_bytes -= part[1]
             front.drop_below(to_seq)
             self.store.dead_bytes += part[1]
+            if not front.live_count:
+                self._retire(front)
+                del self.extents[0]
         self.count -= count + part[0]
         self.bytes -= size + part[1]
         self._set_earliest(earliest)
