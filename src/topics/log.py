@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from topics.core.check import check_integer
 from topics.core.clock import Clock, SystemClock
 from topics.core.config import ConfigPatch, parse_patch
 from topics.core.errors import InvalidRequest
-from topics.core.limits import DEFAULT_DIFF_BYTES, DEFAULT_DIFF_LIMIT, MAX_DIFF_BYTES, MAX_INTEGER, Limits
+from topics.core.limits import MAX_INTEGER, Limits
 from topics.core.records import decode_write, encode_write
 from topics.core.selector import parse_selector
 from topics.core.tombstone import Tombstone
@@ -21,7 +22,7 @@ from topics.engine.append import WriteResult
 from topics.engine.commit import Commit
 from topics.engine.engine import DeleteResult, Deletes, Engine, Page, PutResult, TopicState
 from topics.engine.options import Options
-from topics.engine.read import Diff, Query
+from topics.engine.read import Diff, make_query
 from topics.engine.recovery import open_engine
 from topics.engine.syncer import InlineSyncer, Syncer, ThreadSyncer
 from topics.engine.transactions import Part, TxnResult, TxnState
@@ -163,7 +164,7 @@ class Log:
 
     def seek(self, topic: str, ts: int) -> int:
         """The cursor from which a read starts with the first record that is not older than `ts`."""
-        _check_integer("ts", ts, 0)
+        check_integer("ts", ts, 0)
         with self._lock:
             return self.engine.seek(topic, ts)
 
@@ -172,13 +173,13 @@ class Log:
     ) -> DeleteResult:
         """Deletes records for good: every seq below `before_seq`, or by tag, or both."""
         if before_seq is not None:
-            _check_integer("before_seq", before_seq, 0, MAX_INTEGER + 1)
+            check_integer("before_seq", before_seq, 0, MAX_INTEGER + 1)
         selector = parse_selector(match) if match is not None else None
         result: DeleteResult = self._commit(lambda: self.engine.delete(topic, before_seq, selector, purpose))
         return result
 
     def deletes(self, topic: str, after: int = 0) -> Deletes:
-        _check_integer("after", after, 0)
+        check_integer("after", after, 0)
         with self._lock:
             return self.engine.deletes(topic, after)
 
@@ -187,7 +188,7 @@ class Log:
     def spool(self, txn: str, topic: str, part: str, chunk: int, records: Sequence[Any], **fields: Any) -> int:
         """Adds a chunk to a part of a transaction, invisible until the commit; says how many records it has."""
         write = decode_write(encode_write(records, **fields), self._limits)
-        _check_integer("chunk", chunk, 0)
+        check_integer("chunk", chunk, 0)
         with self._lock:
             return self.engine.transactions.spool(txn, topic, part, chunk, write)[0]
 
@@ -249,48 +250,3 @@ def open_log(
 ) -> Log:
     """Opens a data directory, making it if it is not there."""
     return Log(OsFileSystem(path), clock, limits or Limits.from_env(os.environ), options)
-
-
-def make_query(
-    limits: Limits,
-    from_seq: Any = 0,
-    to_seq: Any = None,
-    limit: Any = 0,
-    node: Any = (),
-    match: Any = None,
-    include_tags: Any = False,
-    include_meta: Any = True,
-    max_bytes: Any = None,
-    epoch: Any = None,
-) -> Query:
-    """Checks and clamps the fields of a read."""
-    _check_integer("from_seq", from_seq, 0)
-    if to_seq is not None:
-        _check_integer("to_seq", to_seq, 0)
-    if epoch is not None:
-        _check_integer("epoch", epoch, 0)
-    _check_integer("limit", limit, 0)
-    if max_bytes is not None:
-        _check_integer("max_bytes", max_bytes, 0)
-    for name, flag in (("include_tags", include_tags), ("include_meta", include_meta)):
-        if not isinstance(flag, bool):
-            raise InvalidRequest(f"{name} must be true or false, got {flag!r:.100}")
-    nodes = (node,) if isinstance(node, str) else tuple(node or ())
-    if not all(isinstance(each, str) for each in nodes):
-        raise InvalidRequest("node must be a string or an array of strings")
-    return Query(
-        from_seq=from_seq,
-        to_seq=to_seq,
-        limit=min(limit or DEFAULT_DIFF_LIMIT, limits.max_limit),
-        nodes=nodes,
-        match=parse_selector(match) if match is not None else None,
-        include_tags=include_tags,
-        include_meta=include_meta,
-        max_bytes=min(max_bytes or DEFAULT_DIFF_BYTES, MAX_DIFF_BYTES),
-        epoch=epoch,
-    )
-
-
-def _check_integer(name: str, value: Any, low: int, high: int = MAX_INTEGER) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidRequest(f"{name} must be a whole number between {low} and {high}, got {value!r:.100}")

@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
-from topics.core.limits import DEFAULT_DIFF_BYTES, DEFAULT_DIFF_LIMIT
-from topics.core.selector import Selector
+from topics.core.check import check_flag, check_integer
+from topics.core.errors import InvalidRequest
+from topics.core.limits import DEFAULT_DIFF_BYTES, DEFAULT_DIFF_LIMIT, MAX_DIFF_BYTES, Limits
+from topics.core.selector import Selector, parse_selector
 from topics.core.tombstone import Reason, Tombstone
 from topics.engine.chunk import Chunk
 from topics.engine.extent import Dead, Extent
@@ -92,6 +94,45 @@ class Diff(msgspec.Struct, kw_only=True):
         )
         head = b'{"topic":"%b","epoch":%d,"records":[' % (self.topic.encode(), self.epoch)
         return b"".join((head, b",".join(self.parts), b"],", tail[1:-1], b',"performance":', performance, b"}"))
+
+
+def make_query(
+    limits: Limits,
+    from_seq: Any = 0,
+    to_seq: Any = None,
+    limit: Any = 0,
+    node: Any = (),
+    match: Any = None,
+    include_tags: Any = False,
+    include_meta: Any = True,
+    max_bytes: Any = None,
+    epoch: Any = None,
+) -> Query:
+    """Checks and clamps the fields of a read."""
+    check_integer("from_seq", from_seq, 0)
+    if to_seq is not None:
+        check_integer("to_seq", to_seq, 0)
+    if epoch is not None:
+        check_integer("epoch", epoch, 0)
+    check_integer("limit", limit, 0)
+    if max_bytes is not None:
+        check_integer("max_bytes", max_bytes, 0)
+    check_flag("include_tags", include_tags)
+    check_flag("include_meta", include_meta)
+    nodes = (node,) if isinstance(node, str) else tuple(node or ())
+    if not all(isinstance(each, str) for each in nodes):
+        raise InvalidRequest("node must be a string or an array of strings")
+    return Query(
+        from_seq=from_seq,
+        to_seq=to_seq,
+        limit=min(limit or DEFAULT_DIFF_LIMIT, limits.max_limit),
+        nodes=nodes,
+        match=parse_selector(match) if match is not None else None,
+        include_tags=include_tags,
+        include_meta=include_meta,
+        max_bytes=min(max_bytes or DEFAULT_DIFF_BYTES, MAX_DIFF_BYTES),
+        epoch=epoch,
+    )
 
 
 def diff(topic: Topic, query: Query) -> Diff:
