@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from topics.core.check import check_integer
+from topics.core.check import check_count, check_flag, explain, show
 from topics.core.clock import Clock, SystemClock
 from topics.core.config import ConfigPatch, parse_patch
-from topics.core.errors import InvalidRequest
-from topics.core.limits import MAX_INTEGER, Limits
+from topics.core.errors import InvalidRequest, TopicNotFound
+from topics.core.limits import MAX_WAIT_MS, Limits
+from topics.core.names import check_topic_name
 from topics.core.records import decode_write, encode_write
 from topics.core.selector import parse_selector
 from topics.core.tombstone import Tombstone
@@ -25,7 +27,8 @@ from topics.engine.options import Options
 from topics.engine.read import Diff, make_query
 from topics.engine.recovery import open_engine
 from topics.engine.syncer import InlineSyncer, Syncer, ThreadSyncer
-from topics.engine.transactions import Part, TxnResult, TxnState
+from topics.engine.topic import Topic
+from topics.engine.transactions import Part, Spooled, TxnResult, TxnState
 from topics.storage.fs import FileSystem, OsFileSystem
 
 _TICK_SECONDS = 0.02
@@ -98,13 +101,16 @@ class Log:
 
     def put(self, topic: str, config: ConfigPatch | dict[str, Any] | None = None, /, **fields: Any) -> PutResult:
         """Creates a topic, or changes the given fields of its configuration."""
-        patch = config if isinstance(config, ConfigPatch) else parse_patch({**(config or {}), **fields})
+        patch = _patch_of(config, fields)
         result: PutResult = self._commit(lambda: self.engine.put(topic, patch))
         return result
 
-    def get(self, topic: str) -> TopicState:
+    def get(self, topic: str, *, touch: bool = True) -> TopicState:
+        """A topic's watermarks, counts and configuration; `touch=False` leaves its recency clock alone."""
+        check_topic_name(topic)
+        check_flag("touch", touch)
         with self._lock:
-            return self.engine.get(topic)
+            return self.engine.get(topic, touch)
 
     def topics(self, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> Page:
         with self._lock:
@@ -126,7 +132,8 @@ class Log:
 
     def append_json(self, topic: str, body: bytes) -> WriteResult:
         """Appends a write as it comes over the wire: `{"records": […]}`. `data` is kept byte for byte."""
-        write = decode_write(body, self._limits)
+        check_topic_name(topic)
+        write = decode_write(_bytes_of(body), self._limits)
         result: WriteResult = self._commit(lambda: self.engine.write(topic, write))
         return result
 
@@ -143,13 +150,31 @@ class Log:
         include_meta: bool = True,
         max_bytes: int | None = None,
         epoch: int | None = None,
+        wait_ms: int = 0,
     ) -> Diff:
-        """Reads the records behind a cursor, and is told of every loss there."""
+        """Reads the records behind a cursor, and is told of every loss there.
+
+        With `wait_ms` (at most 30,000) it waits that long for something to tell, if the cursor is at the end.
+        """
+        check_topic_name(topic)
+        deadline = time.monotonic() + min(check_count("wait_ms", wait_ms), MAX_WAIT_MS) / 1000
         query = make_query(
             self._limits, from_seq, to_seq, limit, node, match, include_tags, include_meta, max_bytes, epoch
         )
-        with self._lock:
-            return self.engine.diff(topic, query)
+        waiting_on: Topic | None = None
+        while True:
+            changed = threading.Event()
+            with self._lock:
+                if waiting_on is not None and waiting_on.dropped:
+                    raise TopicNotFound(f"topic {topic!r} was deleted")
+                answer = self.engine.diff(topic, query)
+                left = deadline - time.monotonic()
+                if left <= 0 or answer.count or answer.tombstone is not None or not answer.caught_up:
+                    return answer
+                waiting_on = self.engine.when_changed(topic, changed.set)
+            if not changed.wait(left):
+                with self._lock:
+                    waiting_on.forget_waiter(changed.set)
 
     def read(self, topic: str, from_seq: int = 0, **query: Any) -> Iterator[dict[str, Any] | Tombstone]:
         """Everything behind a cursor up to the head: records as dicts, losses as tombstones."""
@@ -164,7 +189,7 @@ class Log:
 
     def seek(self, topic: str, ts: int) -> int:
         """The cursor from which a read starts with the first record that is not older than `ts`."""
-        check_integer("ts", ts, 0)
+        check_topic_name(topic)
         with self._lock:
             return self.engine.seek(topic, ts)
 
@@ -172,25 +197,23 @@ class Log:
         self, topic: str, *, before_seq: int | None = None, match: Any = None, purpose: str = "erase"
     ) -> DeleteResult:
         """Deletes records for good: every seq below `before_seq`, or by tag, or both."""
-        if before_seq is not None:
-            check_integer("before_seq", before_seq, 0, MAX_INTEGER + 1)
+        check_topic_name(topic)
         selector = parse_selector(match) if match is not None else None
         result: DeleteResult = self._commit(lambda: self.engine.delete(topic, before_seq, selector, purpose))
         return result
 
     def deletes(self, topic: str, after: int = 0) -> Deletes:
-        check_integer("after", after, 0)
+        check_topic_name(topic)
         with self._lock:
             return self.engine.deletes(topic, after)
 
     # -- transactions ----------------------------------------------------------------------------------------------
 
-    def spool(self, txn: str, topic: str, part: str, chunk: int, records: Sequence[Any], **fields: Any) -> int:
-        """Adds a chunk to a part of a transaction, invisible until the commit; says how many records it has."""
+    def spool(self, txn: str, topic: str, part: str, chunk: int, records: Sequence[Any], **fields: Any) -> Spooled:
+        """Adds a chunk to a part of a transaction, invisible until the commit."""
         write = decode_write(encode_write(records, **fields), self._limits)
-        check_integer("chunk", chunk, 0)
         with self._lock:
-            return self.engine.transactions.spool(txn, topic, part, chunk, write)[0]
+            return self.engine.transactions.spool(txn, topic, part, chunk, write)
 
     def commit(
         self,
@@ -203,7 +226,7 @@ class Log:
         try:
             named = msgspec.convert(parts, list[Part], from_attributes=True)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"parts: {error}") from None
+            raise InvalidRequest(f"parts: {explain(error)}") from None
         result: TxnResult = self._commit(lambda: self.engine.transactions.commit(txn, named, client_id, client_seq))
         return result
 
@@ -250,3 +273,17 @@ def open_log(
 ) -> Log:
     """Opens a data directory, making it if it is not there."""
     return Log(OsFileSystem(path), clock, limits or Limits.from_env(os.environ), options)
+
+
+def _patch_of(config: Any, fields: dict[str, Any]) -> ConfigPatch:
+    if isinstance(config, ConfigPatch) and not fields:
+        return config
+    if config is not None and not isinstance(config, dict):
+        raise InvalidRequest(f"config must be a dict, got {show(config)}")
+    return parse_patch({**(config or {}), **fields})
+
+
+def _bytes_of(body: Any) -> bytes:
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise InvalidRequest(f"body must be bytes, got {show(body)}")
+    return bytes(body)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from topics.core.check import check_integer, explain, show
 from topics.core.errors import InvalidRequest, TopicExistsIncompatible
 from topics.core.limits import MAX_INTEGER
 from topics.core.names import check_topic_name
@@ -92,10 +93,14 @@ def parse_patch(value: Any, field: str = "config") -> ConfigPatch:
     """Takes a patch as a struct, a dict or None; a wrong type names the field."""
     if isinstance(value, ConfigPatch):
         return value
+    if value is not None and not isinstance(value, dict):
+        raise InvalidRequest(f"{field} must be an object, got {show(value)}")
     try:
-        return msgspec.convert({} if value is None else value, ConfigPatch)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise InvalidRequest(f"{field}: {error}") from None
+        return msgspec.convert(value or {}, ConfigPatch)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{field}: {explain(error)}") from None
+    except (OverflowError, ValueError):
+        raise InvalidRequest(f"{field}: a number is out of range") from None
 
 
 def resolve(patch: ConfigPatch, current: TopicConfig | None, topic: str) -> TopicConfig:
@@ -125,14 +130,14 @@ def resolve(patch: ConfigPatch, current: TopicConfig | None, topic: str) -> Topi
 def _check_values(sent: dict[str, Any], topic: str) -> None:
     for name in _COUNTS:
         if name in sent:
-            _check_range(name, sent[name], 0, MAX_INTEGER)
+            check_integer(name, sent[name], 0, MAX_INTEGER)
     if "seq_base" in sent:
-        _check_range("seq_base", sent["seq_base"], 1, MAX_INTEGER)
+        check_integer("seq_base", sent["seq_base"], 1, MAX_INTEGER)
     for name, (low, high) in _CLAMPS.items():
         if name in sent:
             sent[name] = min(max(sent[name], low), high)
     if sent.get("priority") is not None:
-        _check_range("priority", sent["priority"], -MAX_INTEGER, MAX_INTEGER)
+        check_integer("priority", sent["priority"], -MAX_INTEGER, MAX_INTEGER)
     if sent.get("dead_letter") is not None:
         check_topic_name(sent["dead_letter"], "dead_letter")
         if sent["dead_letter"] == topic:
@@ -144,8 +149,3 @@ def _check_whole(config: TopicConfig) -> None:
         raise InvalidRequest('dlq_strategy "block_and_dlq" needs dead_letter')
     if config.dlq_strategy == "skip" and config.ordering_required:
         raise InvalidRequest('dlq_strategy "skip" cannot keep the order: with ordering_required use "block"')
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}")

@@ -32,6 +32,21 @@ class RecordTooLarge(TopicsError):
     status = 400
 
 
+class Unauthorized(TopicsError):
+    code = "unauthorized"
+    status = 401
+
+
+class Forbidden(TopicsError):
+    code = "forbidden"
+    status = 403
+
+
+class NotFound(TopicsError):
+    code = "not_found"
+    status = 404
+
+
 class TopicNotFound(TopicsError):
     code = "topic_not_found"
     status = 404
@@ -40,6 +55,16 @@ class TopicNotFound(TopicsError):
 class TxnNotFound(TopicsError):
     code = "txn_not_found"
     status = 404
+
+
+class MethodNotAllowed(TopicsError):
+    code = "method_not_allowed"
+    status = 405
+
+
+class NotAcceptable(TopicsError):
+    code = "not_acceptable"
+    status = 406
 
 
 class TopicExistsIncompatible(TopicsError):
@@ -65,6 +90,11 @@ class TxnIncomplete(TopicsError):
 class PayloadTooLarge(TopicsError):
     code = "payload_too_large"
     status = 413
+
+
+class UnsupportedMediaType(TopicsError):
+    code = "unsupported_media_type"
+    status = 415
 
 
 class TopicFull(TopicsError):

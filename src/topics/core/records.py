@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Raw
 
+from topics.core.check import check_jsonable, explain, show
 from topics.core.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge, RecordTooLarge
 from topics.core.limits import (
     MAX_CLIENT_ID,
@@ -129,8 +130,11 @@ def decode_write(body: bytes, limits: Limits) -> AnyWrite:
 
 def encode_write(records: Sequence[Any], **fields: Any) -> bytes:
     """Python values as the body of a write; `msgspec.Raw` data passes through as it is."""
+    body = {"records": records, **fields}
+    for name, value in body.items():
+        check_jsonable(name, value)
     try:
-        return msgspec.json.encode({"records": records, **fields})
+        return msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"records: cannot be written as JSON: {error}") from None
 
@@ -141,7 +145,7 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits)
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{error}") from None
+        raise InvalidRequest(explain(error)) from None
     except RecursionError:
         raise InvalidRequest(f"the body nests deeper than {MAX_DEPTH} levels") from None
 
@@ -231,9 +235,9 @@ def _check_hole(record: RecordIn, index: int) -> None:
     if record.hole is None:
         raise InvalidRequest(f"records[{index}].reason needs hole")
     if not 1 <= record.hole <= MAX_INTEGER:
-        raise InvalidRequest(f"records[{index}].hole must be between 1 and {MAX_INTEGER}, got {record.hole}")
+        raise InvalidRequest(f"records[{index}].hole must be between 1 and {MAX_INTEGER}, got {show(record.hole)}")
     if record.reason not in (None, "source_trim"):
-        raise InvalidRequest(f'records[{index}].reason must be "source_trim", got {record.reason!r:.100}')
+        raise InvalidRequest(f'records[{index}].reason must be "source_trim", got {show(record.reason)}')
     if len(record.data) or len(record.meta) or record.tag is not None or record.node is not None:
         raise InvalidRequest(f"records[{index}]: a hole has no data, meta, tag or node")
 
@@ -251,7 +255,7 @@ def _check_meta(meta: Raw, index: int, limits: Limits) -> None:
         raise InvalidRequest(f"records[{index}].meta has {len(pairs)} keys, at most {MAX_META_KEYS}")
     for key in pairs:
         if key.startswith("$"):
-            raise InvalidRequest(f"records[{index}].meta: keys that start with $ are the server's, got {key!r:.100}")
+            raise InvalidRequest(f"records[{index}].meta: keys that start with $ are the server's, got {show(key)}")
 
 
 def _check_producer(write: AnyWrite) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from topics.core.check import check_unicode, show
 from topics.core.errors import InvalidRequest
 
 
@@ -26,13 +27,14 @@ def parse_selector(value: Any, field: str = "match") -> Selector:
     if isinstance(value, Selector):
         return value
     if isinstance(value, str):
-        return Selector(value)
+        return Selector(check_unicode(field, value))
     if isinstance(value, list | tuple) and len(value) == 3:
         attribute, operator, text = value
         if attribute == "tag" and operator in ("Eq", "Glob") and isinstance(text, str):
+            check_unicode(field, text)
             if operator == "Eq":
                 return Selector(text)
             if text.endswith("*") and "*" not in text[:-1]:
                 return Selector(text[:-1], prefix=True)
-            raise InvalidRequest(f'{field}: "Glob" takes one star, at the end, got {text!r:.300}')
-    raise InvalidRequest(f'{field} must be a string, ["tag","Eq","X"] or ["tag","Glob","X*"], got {value!r:.300}')
+            raise InvalidRequest(f'{field}: "Glob" takes one star, at the end, got {show(text)}')
+    raise InvalidRequest(f'{field} must be a string, ["tag","Eq","X"] or ["tag","Glob","X*"], got {show(value)}')

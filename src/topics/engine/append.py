@@ -68,6 +68,7 @@ class Appender:
         if repeated is not None:
             return repeated
         records = write.records
+        self.check_total(topic.store.live_bytes)
         self.check_seqs(topic.name, topic.staged_seq, records)
         if topic.staged_config.discard == "reject":
             self._settle(topic)
@@ -119,6 +120,15 @@ class Appender:
                 topic=name,
             )
 
+    def check_total(self, live_bytes: int) -> None:
+        most = self._limits.max_total_bytes
+        if most and live_bytes >= most:
+            raise Throttled(
+                f"all topics together have {live_bytes} bytes, TOPICS_MAX_TOTAL_BYTES is {most}",
+                limit="TOPICS_MAX_TOTAL_BYTES",
+                max=most,
+            )
+
     def check_seqs(self, name: str, next_seq: int, records: Sequence[Record]) -> None:
         """Refuses what would run out of seqs."""
         plain = isinstance(records[0], PlainRecord) or not any([record.hole for record in records])
@@ -168,6 +178,7 @@ class Appender:
             self._retain(topic, lambda ts=piece.ts: retention.expire(topic, ts))  # type: ignore[misc]  # bound now
             topic.append(piece)
             self._retain(topic, lambda: retention.evict(topic))
+        topic.wake()
 
     def _retain(self, topic: Topic, work: Callable[[], object]) -> None:
         """Retention after a commit: a disk that does not answer only delays it."""

@@ -6,6 +6,7 @@ were staged before it. Engine state is touched on one thread only; syncs run on 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -77,7 +78,14 @@ class Commit:
 
 
 class Committer:
-    def __init__(self, wal: Wal, syncer: Syncer, background_ms: int, now: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        wal: Wal,
+        syncer: Syncer,
+        background_ms: int,
+        now: Callable[[], int],
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.wal = wal
         self._syncer = syncer
         self._background_ms = background_ms
@@ -87,7 +95,13 @@ class Committer:
         self._syncing = False
         self._unsynced_since: int | None = None
         self.read_only: ReadOnly | None = None
+        self._timer = timer
         self.syncs = 0
+        self.writes = 0
+        # How long the last write and the last sync took, in seconds; `on_sync` hears of every one.
+        self.write_seconds = 0.0
+        self.sync_seconds = 0.0
+        self.on_sync: Callable[[float], None] | None = None
 
     @property
     def is_syncing(self) -> bool:
@@ -139,15 +153,19 @@ class Committer:
         """Ends a turn: hands everything staged to the kernel, publishes what that completes, asks for syncs."""
         wal = self.wal
         if wal.has_staged and self.read_only is None:
+            started = self._timer()
             try:
                 wal.write()
             except OSError as error:
                 self.fail(f"writing the log failed: {error}")
                 return
+            self.writes += 1
+            self.write_seconds = self._timer() - started
             if self._unsynced_since is None:
                 self._unsynced_since = self._now()
         while self._written:
             self._publish(self._written.popleft())
+        self._publish_synced()
         if self._synced and not self._syncing:
             self._request_sync()
 
@@ -170,14 +188,18 @@ class Committer:
         self._syncing = True
         self._unsynced_since = None
         wal = self.wal
-        self._syncer.submit(lambda: wal.sync(upto), lambda error: self._on_synced(upto, error))
+        started = self._timer()
+        self._syncer.submit(lambda: wal.sync(upto), lambda error: self._on_synced(upto, started, error))
 
-    def _on_synced(self, upto: int, error: OSError | None) -> None:
+    def _on_synced(self, upto: int, started: float, error: OSError | None) -> None:
         self._syncing = False
+        self.sync_seconds = self._timer() - started
         if error is not None:
             self.fail(f"syncing the log failed: {error}")
             return
         self.syncs += 1
+        if self.on_sync is not None:
+            self.on_sync(self.sync_seconds)
         self.wal.synced = upto
         self._publish_synced()
         if self.wal.has_unsynced:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from topics.core.check import show
 from topics.core.errors import InvalidRequest
 from topics.core.limits import DELETE_HISTORY
 from topics.core.selector import Selector
@@ -36,9 +37,9 @@ class PastDelete(msgspec.Struct, array_like=True, frozen=True):
 
 
 def check_purpose(purpose: object) -> str:
-    if purpose not in get_args(Purpose):
-        raise InvalidRequest(f'purpose must be "erase" or "trim", got {purpose!r:.100}')
-    return str(purpose)
+    if not isinstance(purpose, str) or purpose not in get_args(Purpose):
+        raise InvalidRequest(f'purpose must be "erase" or "trim", got {show(purpose)}')
+    return purpose
 
 
 def preload(topic: Topic, match: Selector | None) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
+from topics.core.check import check_flag, check_integer, check_text, check_unicode, show
 from topics.core.clock import Clock, Ratchet
-from topics.core.config import ConfigPatch, TopicConfig, resolve
+from topics.core.config import ConfigPatch, TopicConfig, parse_patch, resolve
 from topics.core.errors import InvalidRequest, ShuttingDown, StorageFault, Throttled, TopicNotEmpty, TopicNotFound
 from topics.core.limits import MAX_INTEGER, MAX_PAGE_SIZE, Limits
 from topics.core.names import check_topic_name
@@ -40,12 +41,13 @@ from topics.storage.wal import Wal
 
 # Half of the recency part of a priority is gone after this long, all of it after ten times as long.
 _RECENCY_HALF_LIFE_MS = 30_000
+_MAX_CURSOR = 1000
 
 
 class PutResult(msgspec.Struct):
     topic: str
     created: bool
-    config: TopicConfig
+    config: dict[str, Any]
 
 
 class DeleteResult(msgspec.Struct):
@@ -127,7 +129,7 @@ class Engine:
 
     def put(self, name: str, patch: ConfigPatch) -> Commit:
         """Creates a topic or changes the fields that were sent."""
-        self._check_open()
+        self.check_open()
         check_topic_name(name)
         topic = self._staged.get(name)
         if topic is None:
@@ -148,7 +150,7 @@ class Engine:
         else:
             topic.config = config
             self.enforce(topic)
-        return PutResult(topic.name, created, config)
+        return PutResult(topic.name, created, config.to_json())
 
     def stage_topic(self, name: str, config: TopicConfig) -> tuple[Topic, Event]:
         """A topic that will exist once the event is published; `state.add` is the publisher's."""
@@ -168,7 +170,7 @@ class Engine:
         return self._staged.get(name)
 
     def topic(self, name: str) -> Topic:
-        self._check_not_closed()
+        self.check_not_closed()
         topic = self.state.by_name.get(name)
         if topic is None:
             check_topic_name(name)
@@ -201,12 +203,15 @@ class Engine:
         )
 
     def list(self, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> Page:
-        if not 1 <= page_size <= MAX_PAGE_SIZE:
-            raise InvalidRequest(f"page_size must be between 1 and {MAX_PAGE_SIZE}, got {page_size}")
-        self._check_not_closed()
+        check_integer("page_size", page_size, 1, MAX_PAGE_SIZE)
+        if not isinstance(prefix, str):
+            raise InvalidRequest(f"prefix must be a string, got {show(prefix)}")
+        check_unicode("prefix", prefix)
+        self.check_not_closed()
         names = self.state.names
         start = bisect_left(names, prefix)
         if cursor is not None:
+            check_text("cursor", cursor, _MAX_CURSOR)
             start = max(start, bisect_right(names, _decode_cursor(cursor)))
         page: list[TopicState] = []
         while start < len(names) and names[start].startswith(prefix):
@@ -220,8 +225,9 @@ class Engine:
 
     def drop(self, name: str, if_empty: bool = False) -> Commit:
         """Deletes a topic and everything in it; the result says whether there was one."""
-        self._check_open()
+        self.check_open()
         check_topic_name(name)
+        check_flag("if_empty", if_empty)
         topic = self._staged.get(name)
         if topic is None:
             return completed(False)
@@ -242,7 +248,7 @@ class Engine:
 
     def write(self, name: str, write: AnyWrite) -> Commit:
         """Appends the records of a checked write; the result is a `WriteResult`."""
-        self._check_open()
+        self.check_open()
         topic = self._staged.get(name)
         if topic is not None:
             return self.appender.write(topic, write, self.time.now())
@@ -259,10 +265,7 @@ class Engine:
 
     def config_of(self, write: AnyWrite) -> ConfigPatch:
         """What a write asks of the topic that it would create."""
-        try:
-            return msgspec.convert(write.config or {}, ConfigPatch)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"config: {error}") from None
+        return parse_patch(write.config)
 
     def diff(self, name: str, query: Query, touch: bool = True) -> Diff:
         topic = self.topic(name)
@@ -275,9 +278,14 @@ class Engine:
             except LostRange as lost:
                 self._lose(topic, lost)
 
+    def when_changed(self, name: str, call: Callable[[], None]) -> Topic:
+        """Calls once when something new is visible in a topic, or when it is gone."""
+        topic = self.topic(name)
+        topic.add_waiter(call)
+        return topic
+
     def seek(self, name: str, ts: int) -> int:
-        if not 0 <= ts <= MAX_INTEGER:
-            raise InvalidRequest(f"ts must be between 0 and {MAX_INTEGER}, got {ts}")
+        check_integer("ts", ts)
         topic = self.topic(name)
         self.settle(topic)
         while True:
@@ -290,12 +298,12 @@ class Engine:
         self, name: str, before_seq: int | None = None, match: Selector | None = None, purpose: str = "erase"
     ) -> Commit:
         """Deletes records by seq, by tag, or by both; the result is a `DeleteResult`."""
-        self._check_open()
+        self.check_open()
         deletion.check_purpose(purpose)
         if before_seq is None and match is None:
             raise InvalidRequest("before_seq or match is required")
-        if before_seq is not None and not 0 <= before_seq <= MAX_INTEGER + 1:
-            raise InvalidRequest(f"before_seq must be between 0 and {MAX_INTEGER + 1}, got {before_seq}")
+        if before_seq is not None:
+            check_integer("before_seq", before_seq, 0, MAX_INTEGER + 1)
         topic = self.topic(name)
         self.settle(topic)
         self._guard(topic, lambda: deletion.preload(topic, match))
@@ -316,6 +324,7 @@ class Engine:
         return DeleteResult(before - topic.count, topic.earliest_seq, topic.head_seq, topic.count, topic.bytes)
 
     def deletes(self, name: str, after: int = 0) -> Deletes:
+        check_integer("after", after)
         topic = self.topic(name)
         history = topic.deletes or ()
         first = history[0].id if history else topic.last_delete_id + 1
@@ -377,17 +386,19 @@ class Engine:
         self.transactions.expire(self.time.now())
         self.checkpointer.tick()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuses when nothing more can be written."""
         if self._closing:
             raise ShuttingDown("the log is being closed")
         self.committer.check_writable()
 
-    def _check_not_closed(self) -> None:
+    def check_not_closed(self) -> None:
         if self._closed:
             raise ShuttingDown("the log is closed")
 
     def checkpoint(self) -> None:
         """Moves everything out of the WAL, on this thread."""
+        self.check_open()
         self.checkpointer.run()
 
     def close(self) -> None:
@@ -424,4 +435,4 @@ def _decode_cursor(cursor: str) -> str:
     try:
         return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError, ValueError):
-        raise InvalidRequest(f"cursor is not one that this server gave, got {cursor!r:.100}") from None
+        raise InvalidRequest(f"cursor is not one that this server gave, got {show(cursor)}") from None

@@ -8,12 +8,14 @@ happens is walked record by record.
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_right
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
-from topics.core.check import check_flag, check_integer
+from topics.core.check import check_count, check_flag, check_integer, show
 from topics.core.errors import InvalidRequest
 from topics.core.limits import DEFAULT_DIFF_BYTES, DEFAULT_DIFF_LIMIT, MAX_DIFF_BYTES, Limits
 from topics.core.selector import Selector, parse_selector
@@ -73,11 +75,11 @@ class Diff(msgspec.Struct, kw_only=True):
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The records as Python values; numbers that no float holds come as Python's `json` reads them."""
+        """The records as Python values; a number that no int or float holds is a `Decimal`."""
         try:
             return _decode_records(self.records_json)
         except msgspec.DecodeError:
-            records: list[dict[str, Any]] = json.loads(self.records_json)
+            records: list[dict[str, Any]] = json.loads(self.records_json, parse_int=_int, parse_float=_float)
             return records
 
     def to_json(self, performance: bytes) -> bytes:
@@ -94,6 +96,18 @@ class Diff(msgspec.Struct, kw_only=True):
         )
         head = b'{"topic":"%b","epoch":%d,"records":[' % (self.topic.encode(), self.epoch)
         return b"".join((head, b",".join(self.parts), b"],", tail[1:-1], b',"performance":', performance, b"}"))
+
+
+def _int(text: str) -> int | Decimal:
+    try:
+        return int(text)
+    except ValueError:
+        return Decimal(text)
+
+
+def _float(text: str) -> float | Decimal:
+    number = float(text)
+    return number if math.isfinite(number) else Decimal(text)
 
 
 def make_query(
@@ -114,19 +128,19 @@ def make_query(
         check_integer("to_seq", to_seq, 0)
     if epoch is not None:
         check_integer("epoch", epoch, 0)
-    check_integer("limit", limit, 0)
+    check_count("limit", limit)
     if max_bytes is not None:
-        check_integer("max_bytes", max_bytes, 0)
+        check_count("max_bytes", max_bytes)
     check_flag("include_tags", include_tags)
     check_flag("include_meta", include_meta)
-    nodes = (node,) if isinstance(node, str) else tuple(node or ())
-    if not all(isinstance(each, str) for each in nodes):
-        raise InvalidRequest("node must be a string or an array of strings")
+    nodes = (node,) if isinstance(node, str) else () if node is None else node
+    if not isinstance(nodes, list | tuple) or not all(isinstance(each, str) for each in nodes):
+        raise InvalidRequest(f"node must be a string or an array of strings, got {show(node)}")
     return Query(
         from_seq=from_seq,
         to_seq=to_seq,
         limit=min(limit or DEFAULT_DIFF_LIMIT, limits.max_limit),
-        nodes=nodes,
+        nodes=tuple(nodes),
         match=parse_selector(match) if match is not None else None,
         include_tags=include_tags,
         include_meta=include_meta,

@@ -377,6 +377,8 @@ class Recovery:
         for number in self.bad_checkpoints:
             self._fs.remove(checkpoints.checkpoint_name(number))
         checkpoints.remove_unfinished(self._fs)
+        # A checkpoint that was found by its name must still be there by that name when this start is past.
+        self._fs.sync_dir(checkpoints.DIRECTORY)
 
 
 def _topic_of(epoch: int, snapshot: TopicSnapshot, store: ChunkStore) -> Topic:

@@ -89,6 +89,8 @@ class ChunkStore:
         self._chunks: ByteCache[tuple[int, int], Chunk] = ByteCache(cache_bytes)
         # Bytes in segment files that no reader can reach any more: what a rewrite would give back.
         self.dead_bytes = 0
+        # `data` + `meta` of every live record of every topic.
+        self.live_bytes = 0
 
     def footer(self, place: Place, first_seq: int, last_seq: int) -> Footer:
         """What stands at `place`; the seqs are what is lost if that cannot be known."""

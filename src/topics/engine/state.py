@@ -58,7 +58,9 @@ class State:
         for extent in topic.extents:
             if extent.place is not None:
                 self.store.dead_bytes += extent.place.bytes
+        topic.bytes = 0
         topic.dropped = True
+        topic.wake()
 
     def end_reservations(self) -> None:
         """A life's reservations are its own: what was reserved and not lost at its end is free again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -35,20 +36,11 @@ class Topic:
     """
 
     __slots__ = (
-        *("bytes", "cap_evicted", "ceiling", "config", "count", "dedupe", "deletes", "dropped", "earliest_seq"),
-        *("epoch", "extents", "holes", "last_delete_id", "last_read_ts", "last_ts", "last_write_ts", "lost_ts"),
-        *(
-            "inflight_clients",
-            "inflight_keys",
-            "name",
-            "next_seq",
-            "pending",
-            "pending_bytes",
-            "pending_count",
-            "restart_lost",
-            "reserved",
-        ),
-        *("staged_config", "staged_delete_id", "staged_seq", "store", "ttl_expired", "unsettled", "_front_ts"),
+        *("cap_evicted", "ceiling", "config", "count", "dedupe", "deletes", "dropped", "earliest_seq", "epoch"),
+        *("extents", "holes", "inflight_clients", "inflight_keys", "last_delete_id", "last_read_ts", "last_ts"),
+        *("last_write_ts", "lost_ts", "name", "next_seq", "pending", "pending_bytes", "pending_count"),
+        *("reserved", "restart_lost", "staged_config", "staged_delete_id", "staged_seq", "store"),
+        *("ttl_expired", "unsettled", "waiters", "_bytes", "_front_ts"),
     )
 
     def __init__(self, name: str, epoch: int, config: TopicConfig, store: ChunkStore) -> None:
@@ -60,7 +52,7 @@ class Topic:
         self.earliest_seq = config.seq_base
         self.cap_evicted = self.ttl_expired = self.restart_lost = config.seq_base - 1
         self.count = 0
-        self.bytes = 0
+        self._bytes = 0
         self.last_ts = 0
         # The newest time that anything lost by cap, TTL or restart may have had.
         self.lost_ts = -1
@@ -85,6 +77,8 @@ class Topic:
         self.inflight_keys: dict[str, Commit] | None = None
         self.inflight_clients: dict[str, tuple[int, Commit]] | None = None
         self.unsettled = False
+        # Called once when records, holes or the topic's end become visible.
+        self.waiters: set[Callable[[], None]] | None = None
         self._front_ts: int | None = None
 
     @property
@@ -94,6 +88,32 @@ class Topic:
     @property
     def evict_floor(self) -> int:
         return max(self.cap_evicted, self.ttl_expired, self.restart_lost) + 1
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @bytes.setter
+    def bytes(self, size: int) -> None:
+        # The directory's total goes along.
+        self.store.live_bytes += size - self._bytes
+        self._bytes = size
+
+    def add_waiter(self, call: Callable[[], None]) -> None:
+        if self.waiters is None:
+            self.waiters = set()
+        self.waiters.add(call)
+
+    def forget_waiter(self, call: Callable[[], None]) -> None:
+        if self.waiters is not None:
+            self.waiters.discard(call)
+
+    def wake(self) -> None:
+        """Something new is visible: whoever waits for it looks again."""
+        if self.waiters:
+            waiters, self.waiters = self.waiters, None
+            for waiter in waiters:
+                waiter()
 
     def loss_reason(self, cursor: int) -> Reason:
         """Why the records behind a cursor that lies below the evict floor are gone."""

@@ -7,11 +7,12 @@ is one group in the WAL, so a crash keeps all of it or none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw
 
+from topics.core.check import check_integer, check_text
 from topics.core.config import ConfigPatch, resolve
 from topics.core.errors import (
     IdempotencyConflict,
@@ -23,7 +24,7 @@ from topics.core.errors import (
     TxnIncomplete,
     TxnNotFound,
 )
-from topics.core.limits import MAX_CLIENT_ID, MAX_CLIENT_SEQ, MAX_INTEGER, Limits
+from topics.core.limits import MAX_CLIENT_ID, MAX_CLIENT_SEQ, Limits
 from topics.core.names import check_topic_name
 from topics.core.records import AnyWrite, Batch, Record, RecordIn
 from topics.core.tombstone import Hole
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = "spool"
 _MAX_ID = 256
+_REMEMBERED = 10_000
 # What a spooled record costs beside its bytes, against the bound of a transaction.
 _RECORD_OVERHEAD = 64
 
@@ -63,6 +65,13 @@ class TxnState(msgspec.Struct):
     parts: dict[str, dict[str, int]]
     bytes: int
     idle_ms: int
+
+
+class Spooled(msgspec.Struct):
+    """How many records a chunk has, and whether it was there already."""
+
+    count: int
+    repeated: bool
 
 
 class _Spooled(msgspec.Struct, gc=False):
@@ -117,6 +126,8 @@ class Transactions:
         self._limits = limits
         self._engine = engine
         self._open: dict[str, Transaction] = {}
+        # Ended transactions, the latest of them: a late chunk must not begin another one of the same id.
+        self._ended: dict[str, None] = {}
         self._inflight: dict[str, tuple[int, Commit]] = {}
         self._number = 0
         for name in fs.listdir(DIRECTORY):
@@ -124,18 +135,19 @@ class Transactions:
 
     def spool(
         self, txn_id: str, topic: str, part: str, chunk: int, write: AnyWrite, owner: str | None = None
-    ) -> tuple[int, bool]:
-        """Takes one chunk of a part; says how many records it has, and whether it was there already."""
-        _check_id("txn", txn_id)
-        _check_id("part", part)
+    ) -> Spooled:
+        """Takes one chunk of a part; a repeated one is answered, not added."""
+        check_text("txn", txn_id, _MAX_ID)
+        check_text("part", part, _MAX_ID)
         check_topic_name(topic)
-        if not 0 <= chunk <= MAX_INTEGER:
-            raise InvalidRequest(f"chunk must be between 0 and {MAX_INTEGER}, got {chunk}")
+        check_integer("chunk", chunk)
         if write.client_id is not None:
             raise InvalidRequest("client_id belongs to the commit of a transaction, not to its chunks")
-        self._engine.committer.check_writable()
+        self._engine.check_open()
         txn = self._open.get(txn_id)
         if txn is None:
+            if txn_id in self._ended:
+                raise TxnNotFound(f"transaction {txn_id!r} has ended")
             target = self._target(topic, write)
             txn = self._begin(txn_id, owner)
             txn.targets[topic] = target
@@ -148,7 +160,7 @@ class Transactions:
         known = chunks.get(chunk)
         txn.last_used = self._engine.time.now()
         if known is not None:
-            return known.count, True
+            return Spooled(known.count, repeated=True)
         stored = [
             _Stored(
                 bytes(record.data),
@@ -174,7 +186,7 @@ class Transactions:
         chunks[chunk] = _Spooled(txn.end, len(payload), len(stored))
         txn.end += len(payload)
         txn.size += size
-        return len(stored), False
+        return Spooled(len(stored), repeated=False)
 
     def _begin(self, txn_id: str, owner: str | None) -> Transaction:
         if self._limits.max_txns and len(self._open) >= self._limits.max_txns:
@@ -219,10 +231,13 @@ class Transactions:
         owner: str | None = None,
     ) -> Commit:
         """Publishes the named parts, in their order, over all topics at once; the result is a `TxnResult`."""
-        _check_id("txn", txn_id)
+        check_text("txn", txn_id, _MAX_ID)
         if (client_id is None) != (client_seq is None):
             raise InvalidRequest("client_id and client_seq go together")
-        self._engine.committer.check_writable()
+        if client_id is not None:
+            check_text("client_id", client_id, MAX_CLIENT_ID)
+            check_integer("client_seq", client_seq, 0, MAX_CLIENT_SEQ)
+        self._engine.check_open()
         txn = self._open.get(txn_id)
         if txn is not None:
             self._check_owner(txn, owner)
@@ -234,7 +249,7 @@ class Transactions:
             if parts or client_id is None:
                 raise TxnNotFound(f"transaction {txn_id!r} is not open")
         elif txn.committing is not None:
-            return follow(txn.committing, _as_repeat)
+            return follow(txn.committing, lambda result: _as_repeat(txn_id, result))
         else:
             txn.last_used = self._engine.time.now()
         _check_parts(txn, parts)
@@ -247,13 +262,11 @@ class Transactions:
         return commit
 
     def _find_repeat(self, txn_id: str, txn: Transaction | None, client_id: str, client_seq: int) -> Commit | None:
-        if not 1 <= len(client_id) <= MAX_CLIENT_ID:
-            raise InvalidRequest(f"client_id must have 1 to {MAX_CLIENT_ID} characters")
-        if not 0 <= client_seq <= MAX_CLIENT_SEQ:
-            raise InvalidRequest(f"client_seq must be between 0 and {MAX_CLIENT_SEQ}, got {client_seq}")
         inflight = self._inflight.get(client_id)
         if inflight is not None and inflight[0] == client_seq:
-            return follow(inflight[1], _as_repeat)
+            if txn is not None and txn.committing is None:
+                self._drop(txn)
+            return follow(inflight[1], lambda result: _as_repeat(txn_id, result))
         known = self._engine.state.txn_clients.get(client_id)
         last = max(inflight[0] if inflight is not None else -1, known.client_seq if known is not None else -1)
         if client_seq < last:
@@ -366,6 +379,8 @@ class Transactions:
         return TxnState(txn.id, txn.counts(), txn.size, self._engine.time.now() - txn.last_used)
 
     def _find(self, txn_id: str, owner: str | None) -> Transaction:
+        check_text("txn", txn_id, _MAX_ID)
+        self._engine.check_not_closed()
         txn = self._open.get(txn_id)
         if txn is None:
             raise TxnNotFound(f"transaction {txn_id!r} is not open")
@@ -386,6 +401,9 @@ class Transactions:
 
     def _drop(self, txn: Transaction) -> None:
         if self._open.pop(txn.id, None) is not None:
+            self._ended[txn.id] = None
+            if len(self._ended) > _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
             txn.file.close()
             try:
                 self._fs.remove(txn.name)
@@ -397,11 +415,6 @@ class Transactions:
         for txn in list(self._open.values()):
             if txn.committing is None:
                 self._drop(txn)
-
-
-def _check_id(field: str, value: Any) -> None:
-    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_ID:
-        raise InvalidRequest(f"{field} must be a string of 1 to {_MAX_ID} characters")
 
 
 def _check_parts(txn: Transaction | None, parts: Sequence[Part]) -> None:
@@ -424,6 +437,6 @@ def _check_parts(txn: Transaction | None, parts: Sequence[Part]) -> None:
                 )
 
 
-def _as_repeat(result: object) -> TxnResult:
+def _as_repeat(txn_id: str, result: object) -> TxnResult:
     assert isinstance(result, TxnResult)
-    return TxnResult(result.txn, result.topics, deduped=True)
+    return TxnResult(txn_id, result.topics, deduped=True)
