@@ -182,6 +182,8 @@ class Appender:
 
     def _retain(self, topic: Topic, work: Callable[[], object]) -> None:
         """Retention after a commit: a disk that does not answer only delays it."""
+        if topic.unapplied:
+            return
         try:
             work()
         except (StorageFault, LostRange):
@@ -256,7 +258,7 @@ class Appender:
         producer = topic.dedupe.producer(client_id)
         if producer is None:
             most = self._limits.max_clients_per_topic
-            if most and topic.dedupe.producer_count >= most:
+            if most and topic.dedupe.producer_count + len(topic.inflight_clients or ()) >= most:
                 raise Throttled(
                     f"topic {topic.name!r} knows {most} strict producers, TOPICS_MAX_CLIENTS_PER_TOPIC is {most}",
                     limit="TOPICS_MAX_CLIENTS_PER_TOPIC",

@@ -6,6 +6,7 @@ log; recovery replays a topic's events only from there. Two checkpoints are kept
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from topics.core.config import TopicConfig
 from topics.core.errors import StorageFault
 from topics.core.tombstone import Hole
-from topics.engine import frames
+from topics.engine import deletion, frames
 from topics.engine.chunk import TARGET_BYTES, Chunk, without
 from topics.engine.commit import Committer
 from topics.engine.dedupe import Appended, Producer
@@ -158,6 +159,8 @@ class Checkpointer:
         self._running: Iterator[None] | None = None
         self._waiting = False
         self._error: OSError | None = None
+        # Why the last checkpoint was given up: a disk that does not answer reads. The WAL still has everything.
+        self._postponed: StorageFault | None = None
         self._work: _Work | None = None
         self._since = 0
         # Bytes of segment files that only the older of the two checkpoints names: the next one gives them back.
@@ -209,8 +212,11 @@ class Checkpointer:
     def run(self, clean: bool = False) -> None:
         """Takes a whole checkpoint before it returns."""
         self._finish_running()
+        self._postponed = None
         self._start(clean)
         self._finish_running()
+        if self._postponed is not None:
+            raise self._postponed
 
     def _finish_running(self) -> None:
         while self._running is not None:
@@ -233,6 +239,9 @@ class Checkpointer:
             next(self._running)
         except StopIteration:
             self._running = None
+        except StorageFault as fault:
+            self._running = None
+            self._postponed = fault
         except OSError as error:
             self._running = None
             self._committer.fail(f"writing a checkpoint failed: {error}")
@@ -290,6 +299,8 @@ class Checkpointer:
     ) -> Iterator[None]:
         """Freezes a topic, writes its new records to the segment file and its state to the checkpoint."""
         while True:
+            # A delete that waits for the disk is in the log before this point: a snapshot without it would undo it.
+            self._state.guard(topic, lambda: deletion.apply_waiting(topic))
             try:
                 self._merge_small(topic)
                 snapshot, own = self._freeze(topic, rewrite)
@@ -412,7 +423,8 @@ class Checkpointer:
             if number not in used and number not in self._needed:
                 self._segments.remove(number)
             elif number not in used:
-                self._leftover += self._segments.size(number)
+                with contextlib.suppress(OSError):
+                    self._leftover += self._segments.size(number)
         self._needed = used
 
 

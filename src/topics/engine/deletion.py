@@ -52,9 +52,16 @@ def preload(topic: Topic, match: Selector | None) -> None:
                     found[0].load(topic.store, found[1])
 
 
+def apply_waiting(topic: Topic) -> None:
+    """Carries out the deletes that wait for the disk, in their order."""
+    while topic.unapplied:
+        delete(topic, topic.unapplied[0])
+        topic.unapplied.pop(0)
+
+
 def delete(topic: Topic, what: Deleted) -> int:
     """Removes what matches; says how many records that were alive."""
-    below = topic.next_seq if what.before_seq is None else min(what.before_seq, topic.next_seq)
+    below = min(each for each in (what.before_seq, what.next_seq, topic.next_seq) if each is not None)
     if what.match is None:
         removed = topic.advance(below)
     else:
@@ -68,6 +75,7 @@ def delete(topic: Topic, what: Deleted) -> int:
             topic.settle_front()
     if topic.deletes is None:
         topic.deletes = deque(maxlen=DELETE_HISTORY)
-    topic.deletes.append(PastDelete(what.id, what.ts, topic.head_seq, what.before_seq, what.match, what.purpose))
+    head_seq = topic.head_seq if what.next_seq is None else what.next_seq - 1
+    topic.deletes.append(PastDelete(what.id, what.ts, head_seq, what.before_seq, what.match, what.purpose))
     topic.last_delete_id = what.id
     return removed

@@ -316,11 +316,12 @@ class Engine:
     def _publish_delete(self, topic: Topic, what: Deleted) -> DeleteResult:
         before = topic.count
         try:
+            self._guard(topic, lambda: deletion.apply_waiting(topic))
             self._guard(topic, lambda: deletion.delete(topic, what))
         except StorageFault as fault:
-            # The delete is durable but cannot be carried out here: a restart will; until then nothing is written.
-            self.committer.fail(f"a delete could not be applied: {fault.message}")
-            raise
+            topic.unapplied.append(msgspec.structs.replace(what, next_seq=topic.next_seq))
+            topic.unsettled = True
+            raise StorageFault(f"the delete is durable and waits for the disk: {fault.message}") from fault
         return DeleteResult(before - topic.count, topic.earliest_seq, topic.head_seq, topic.count, topic.bytes)
 
     def deletes(self, name: str, after: int = 0) -> Deletes:
@@ -338,6 +339,7 @@ class Engine:
         now = self.time.now()
         if topic.config.ttl_ms or topic.unsettled:
             before = topic.ttl_expired
+            self._guard(topic, lambda: deletion.apply_waiting(topic))
             self._guard(topic, lambda: retention.settle(topic, now))
             if topic.ttl_expired != before:
                 self.committer.log(frames.expired(topic.epoch, topic.ttl_expired, now))
@@ -346,6 +348,7 @@ class Engine:
     def enforce(self, topic: Topic) -> None:
         """Applies the caps after a change that is committed already: a disk that does not answer only delays it."""
         try:
+            self._guard(topic, lambda: deletion.apply_waiting(topic))
             self._guard(topic, lambda: retention.evict(topic))
         except StorageFault:
             topic.unsettled = True
@@ -400,6 +403,7 @@ class Engine:
         """Moves everything out of the WAL, on this thread."""
         self.check_open()
         self.checkpointer.run()
+        self.committer.check_writable()
 
     def close(self) -> None:
         """Stops accepting, finishes what is on its way, writes a clean checkpoint and lets the directory go."""

@@ -29,7 +29,7 @@ RESERVE = 39  # no acked seq is above `first`
 EXPIRED = 40  # TTL took everything up to `first`, seen at time `last`
 DELETE = 41  # records deleted by a selector
 COMMIT = 42  # a transaction's dedupe
-RESTART = 43  # everything up to `last` was lost at a restart
+RESTART = 43  # everything up to `last` was lost at a restart, at time `first`
 
 NAMES = {
     OPEN: "open",
@@ -73,6 +73,8 @@ class Deleted(msgspec.Struct, array_like=True):
     before_seq: int | None
     match: Selector | None
     purpose: str
+    # What it may not touch any more, if it is carried out late; never in the log, whose order says the same.
+    next_seq: int | None = None
 
 
 class Committed(msgspec.Struct, array_like=True):
@@ -131,8 +133,8 @@ def written(epoch: int, what: Written) -> Event:
     return Event(WRITTEN, epoch, what.appended.first_seq, what.appended.last_seq, _encode(what))
 
 
-def restarted(epoch: int, last_seq: int) -> Event:
-    return Event(RESTART, epoch, 0, last_seq)
+def restarted(epoch: int, last_seq: int, now: int) -> Event:
+    return Event(RESTART, epoch, now, last_seq)
 
 
 def reserved(epoch: int, ceiling: int) -> Event:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from topics.core.clock import Clock, Ratchet
-from topics.core.errors import CorruptDirectory, DirectoryInUse, UnknownFormat
+from topics.core.errors import CorruptDirectory, DirectoryInUse, StorageFault, UnknownFormat
 from topics.core.limits import RESERVE_AHEAD, Limits
 from topics.core.tombstone import Hole
 from topics.engine import frames, retention
@@ -35,7 +35,7 @@ from topics.engine.syncer import Syncer
 from topics.engine.topic import Topic
 from topics.storage import checkpoint as checkpoints
 from topics.storage import frame, segment, wal
-from topics.storage.frame import Damage, Frame, file_number, file_offset
+from topics.storage.frame import HEADER, Damage, Frame, file_number, file_offset
 from topics.storage.fs import FileSystem, Lock, read_file, write_all
 from topics.storage.segment import Segments
 from topics.storage.wal import KIND_FILE, KIND_GROUP, KIND_MARK, Wal, WalFile
@@ -77,6 +77,9 @@ def open_engine(
         )
         engine.checkpointer.resume_from(recovery.first_wal, recovery.wal_bytes)
         return engine
+    except OSError as error:
+        lock.release()
+        raise StorageFault(f"the data directory cannot be opened: {error}") from error
     except BaseException:
         lock.release()
         raise
@@ -347,33 +350,24 @@ class Recovery:
             if last > topic.head_seq:
                 self._lose(topic, Hole(topic.next_seq, last, "restart"))
         elif last >= topic.config.seq_base:
+            now = self.state.time.now()
             topic.skip(last)
-            topic.lose_all()
-            self.losses.append(frames.restarted(topic.epoch, last))
+            topic.lose_all(now)
+            self.losses.append(frames.restarted(topic.epoch, last, now))
 
     # -- leaving no traces -----------------------------------------------------------------------------------------
 
     def tidy(self) -> None:
-        """Cuts a torn tail, syncs the WAL as it is, and removes what was left unfinished."""
-        if self._cut_at is not None:
-            if file_offset(self._cut_at) == 0:
-                self._fs.remove(wal.wal_name(file_number(self._cut_at)))
-                self._fs.sync_dir(wal.DIRECTORY)
-                self.last_wal -= 1
-            else:
-                wal.cut(self._fs, self._cut_at)
+        """Makes true what was found: the next log file says that all before it is durable and whole."""
         if self._fs.exists(wal.wal_name(self.last_wal)):
-            # The next file makes this one's bytes count as durable: they must be.
-            last = self._fs.open(wal.wal_name(self.last_wal))
-            try:
-                if last.size() == 0:
-                    self._fs.remove(wal.wal_name(self.last_wal))
-                    self._fs.sync_dir(wal.DIRECTORY)
-                    self.last_wal -= 1
-                else:
-                    last.sync()
-            finally:
-                last.close()
+            data = read_file(self._fs, wal.wal_name(self.last_wal))
+            end = len(data) if self._cut_at is None else file_offset(self._cut_at)
+            if end < HEADER:
+                wal.remove(self._fs, self.last_wal)
+                self.last_wal -= 1
+            elif not self._clean:
+                wal.rewrite(self._fs, self.last_wal, data[:end])
+        wal.remove_unfinished(self._fs)
         for number in self.bad_checkpoints:
             self._fs.remove(checkpoints.checkpoint_name(number))
         checkpoints.remove_unfinished(self._fs)

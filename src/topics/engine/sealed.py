@@ -131,7 +131,11 @@ class ChunkStore:
     def _rebuild(self, place: Place, first_seq: int, last_seq: int, corrupt: Corrupt) -> Footer:
         """A footer out of the chunks that stand in front of it."""
         refs: list[ChunkRef] = []
-        for item in self._segments.scan(place.file, place.offset, place.footer_offset - place.offset):
+        try:
+            items = self._segments.scan(place.file, place.offset, place.footer_offset - place.offset)
+        except Corrupt:
+            raise LostRange(first_seq, last_seq, str(corrupt)) from None
+        for item in items:
             if isinstance(item, Damage):
                 raise LostRange(first_seq, last_seq, str(corrupt))
             if item.kind == KIND_INDEX:

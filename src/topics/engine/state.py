@@ -129,7 +129,7 @@ class State:
             self.guard(topic, lambda: retention.evict(topic))
         elif kind == frames.RESTART:
             topic.skip(max(frame.last, topic.head_seq))
-            topic.lose_all()
+            topic.lose_all(frame.first)
         elif kind == frames.DROP:
             self.drop(topic)
         else:
@@ -141,7 +141,7 @@ class State:
         if missing < topic.next_seq:
             return
         if topic.config.durability == "ephemeral":
-            topic.lose_top(missing)
+            topic.lose_top(missing, self.time.latest)
         elif self.repairing:
             topic.add_hole(Hole(topic.next_seq, missing, "corrupt"))
         else:

@@ -24,6 +24,7 @@ from topics.engine.sealed import ChunkRef, ChunkStore
 if TYPE_CHECKING:
     from topics.engine.commit import Commit
     from topics.engine.deletion import PastDelete
+    from topics.engine.frames import Deleted
 
 _first_seq = attrgetter("first_seq")
 _last_of_hole = attrgetter("last")
@@ -40,7 +41,7 @@ class Topic:
         *("extents", "holes", "inflight_clients", "inflight_keys", "last_delete_id", "last_read_ts", "last_ts"),
         *("last_write_ts", "lost_ts", "name", "next_seq", "pending", "pending_bytes", "pending_count"),
         *("reserved", "restart_lost", "staged_config", "staged_delete_id", "staged_seq", "store"),
-        *("ttl_expired", "unsettled", "waiters", "_bytes", "_front_ts"),
+        *("ttl_expired", "unapplied", "unsettled", "waiters", "_bytes", "_front_ts"),
     )
 
     def __init__(self, name: str, epoch: int, config: TopicConfig, store: ChunkStore) -> None:
@@ -77,6 +78,8 @@ class Topic:
         self.inflight_keys: dict[str, Commit] | None = None
         self.inflight_clients: dict[str, tuple[int, Commit]] | None = None
         self.unsettled = False
+        # Deletes that are durable but wait for a disk that does not answer: until then the topic cannot be read.
+        self.unapplied: list[Deleted] = []
         # Called once when records, holes or the topic's end become visible.
         self.waiters: set[Callable[[], None]] | None = None
         self._front_ts: int | None = None
@@ -293,7 +296,7 @@ class Topic:
         self._insert_hole(Hole(first, last, reason))
         self.settle_front()
 
-    def lose_top(self, last: int) -> None:
+    def lose_top(self, last: int, now: int) -> None:
         """A restart took the newest records, up to `last`; older ones were of a class that stays."""
         if last < self.next_seq:
             return
@@ -301,10 +304,10 @@ class Topic:
             self.add_hole(Hole(self.next_seq, last, "restart"))
         else:
             self.skip(last)
-            self.lose_all()
+            self.lose_all(now)
 
-    def lose_all(self) -> None:
-        """A restart took everything that this topic held."""
+    def lose_all(self, now: int) -> None:
+        """A restart took everything that this topic held; none of it was newer than `now`."""
         if self.next_seq == self.config.seq_base:
             return
         for extent in self.extents:
@@ -312,7 +315,7 @@ class Topic:
         self.extents = []
         self.count = self.bytes = 0
         self.restart_lost = self.head_seq
-        self.lost_ts = self.last_ts
+        self.lost_ts = now
         self._set_earliest(self.next_seq)
         self.prune_holes()
 

@@ -278,7 +278,7 @@ class Transactions:
                 self._drop(txn)
             return completed(TxnResult(txn_id, known.topics, deduped=True))
         most = self._limits.max_clients_per_topic
-        if known is None and most and len(self._engine.state.txn_clients) >= most:
+        if known is None and most and len(self._engine.state.txn_clients) + len(self._inflight) >= most:
             raise Throttled(
                 f"{most} clients have committed transactions, TOPICS_MAX_CLIENTS_PER_TOPIC is {most}",
                 limit="TOPICS_MAX_CLIENTS_PER_TOPIC",

@@ -65,8 +65,8 @@ def verify(
         recovery = Recovery(fs, clock or SystemClock(), Options(), segments, repair=True)
         try:
             recovery.run(None if on_progress is None else lambda part: on_progress("log", part))
-        except TopicsError as error:
-            report.problems.append(Problem(where=str(fs), what=error.message))
+        except (TopicsError, OSError) as error:
+            report.problems.append(Problem(where=str(fs), what=str(error)))
             return report
         _report_log(recovery, report)
         _check_topics(recovery, report, on_progress)

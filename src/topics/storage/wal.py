@@ -6,14 +6,16 @@ power loss. Whoever stages decides which of these an answer waits for.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from topics.storage import frame
-from topics.storage.frame import HEADER, Damage, Frame, file_number, position
+from topics.storage.frame import HEADER, Damage, Frame, position
 from topics.storage.fs import File, FileSystem, read_file, write_all
 
 DIRECTORY = "wal"
 _SUFFIX = ".wal"
+_UNFINISHED = ".tmp"
 
 # Kinds below 8 belong to the files themselves; what is above has a meaning only to the engine.
 KIND_FILE = 1
@@ -35,21 +37,27 @@ class Wal:
     def __init__(self, fs: FileSystem, number: int) -> None:
         self._fs = fs
         self._buffer: list[bytes] = []
-        self._marked = 0
         self.bytes_written = 0
-        self._start(number)
+        self._use(self._begin(number), number)
 
-    def _start(self, number: int) -> None:
-        """Begins a file; when this returns its name and header survive a power loss."""
+    def _begin(self, number: int) -> File:
+        """A new file; when this returns, its name and header survive a power loss."""
+        file = self._fs.create(wal_name(number))
+        try:
+            write_all(file, [frame.encode(position(number, 0), KIND_FILE, 0, number, 0, b"")])
+            file.sync()
+            self._fs.sync_dir(DIRECTORY)
+        except OSError:
+            file.close()
+            with contextlib.suppress(OSError):
+                self._fs.remove(wal_name(number))
+            raise
+        return file
+
+    def _use(self, file: File, number: int) -> None:
+        self._file = file
         self.number = number
-        self.start = position(number, 0)
-        self._file: File = self._fs.create(wal_name(number))
-        header = frame.encode(self.start, KIND_FILE, 0, number, 0, b"")
-        write_all(self._file, [header])
-        self._file.sync()
-        self._fs.sync_dir(DIRECTORY)
-        self.staged = self.written = self.synced = self.start + len(header)
-        self._marked = self.synced
+        self.staged = self.written = self.synced = self._marked = position(number, HEADER)
 
     def stage(self, kind: int, epoch: int, first: int, last: int, payload: bytes = b"") -> int:
         """Gives a frame its place behind all others; returns the place."""
@@ -106,8 +114,9 @@ class Wal:
         """Seals this file and begins the next. The sealed one is wholly synced: damage in it is damage."""
         assert not self._buffer
         self._file.sync()
+        file = self._begin(self.number + 1)
         self._file.close()
-        self._start(self.number + 1)
+        self._use(file, self.number + 1)
 
     def close(self) -> None:
         self._file.close()
@@ -154,12 +163,31 @@ def is_proven(damage: Damage, behind: Sequence[Frame | Damage]) -> bool:
     return any(isinstance(item, Frame) and item.kind == KIND_MARK and item.first > damage.at for item in behind)
 
 
-def cut(fs: FileSystem, at: int) -> None:
-    """Removes everything from `at` to the end of its file: a tail that was never wholly written."""
-    name = wal_name(file_number(at))
-    file = fs.open(name)
+def rewrite(fs: FileSystem, number: int, data: bytes) -> None:
+    """Puts a file's bytes on the disk anew, in a new file of the same name.
+
+    A sync of bytes that another process wrote proves nothing: where its own sync had failed, the kernel takes the pages
+    for clean. A new file's pages are dirty, so its sync is true. It also cuts a torn tail, if `data` ends before it.
+    """
+    name = wal_name(number)
+    if fs.exists(name + _UNFINISHED):
+        fs.remove(name + _UNFINISHED)
+    file = fs.create(name + _UNFINISHED)
     try:
-        file.truncate(frame.file_offset(at))
+        write_all(file, [data])
         file.sync()
     finally:
         file.close()
+    fs.rename(name + _UNFINISHED, name)
+    fs.sync_dir(DIRECTORY)
+
+
+def remove(fs: FileSystem, number: int) -> None:
+    fs.remove(wal_name(number))
+    fs.sync_dir(DIRECTORY)
+
+
+def remove_unfinished(fs: FileSystem) -> None:
+    for name in fs.listdir(DIRECTORY):
+        if name.endswith(_UNFINISHED):
+            fs.remove(f"{DIRECTORY}/{name}")

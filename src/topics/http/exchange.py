@@ -1,0 +1,134 @@
+"""One request and its answer, whatever protocol carried it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+
+from topics.core.errors import InvalidRequest, TopicsError
+from topics.http.auth import Key
+
+JSON = b"application/json"
+_encode = msgspec.json.Encoder().encode
+_RETRY_AFTER = {429: 1, 503: 5}
+
+
+class Channel(Protocol):
+    """Where an answer goes: a place in a connection's line of answers, or an HTTP/2 stream."""
+
+    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None: ...
+
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class Exchange:
+    __slots__ = (
+        *("_channel", "_query", "answered", "body", "headers", "is_cancelled", "keep_alive", "key", "method"),
+        *("on_cancel", "path", "raw_query", "route", "started", "status"),
+    )
+
+    def __init__(self, channel: Channel, method: str, target: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
+        self._channel = channel
+        self.method = method
+        path, _, self.raw_query = target.partition(b"?")
+        self.path = _decode_path(path)
+        self.headers = headers
+        self.body = body
+        self.started = time.perf_counter()
+        self.keep_alive = True
+        self.answered = False
+        # The client is gone: `on_cancel` gives back what a waiting request holds.
+        self.is_cancelled = False
+        self.on_cancel: Any = None
+        self.key: Key | None = None
+        self.route = "unknown"
+        self.status = 0
+        self._query: dict[str, str] | None = None
+
+    @property
+    def query(self) -> dict[str, str]:
+        if self._query is None:
+            try:
+                pairs = parse_qsl(self.raw_query.decode("ascii"), keep_blank_values=True, max_num_fields=100)
+            except (UnicodeDecodeError, ValueError):
+                raise InvalidRequest("the query string is malformed") from None
+            self._query = dict(pairs)
+        return self._query
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return value.decode("latin-1") if value is not None else None
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.query.get(name) if self.raw_query else None
+        if text is None:
+            return default
+        if text in ("true", "1"):
+            return True
+        if text in ("false", "0"):
+            return False
+        raise InvalidRequest(f"{name} must be true or false, got {text!r:.100}")
+
+    def number(self, name: str, default: int | None = None) -> int:
+        text = self.query.get(name)
+        if text is None:
+            if default is None:
+                raise InvalidRequest(f"{name} is required")
+            return default
+        if not text.isascii() or not text.isdigit() or len(text) > 20:
+            raise InvalidRequest(f"{name} must be a whole number of 0 or more, got {text!r:.100}")
+        return int(text)
+
+    def elapsed_ms(self) -> float:
+        return (time.perf_counter() - self.started) * 1000
+
+    def performance(self) -> dict[str, float]:
+        return {"server_total_ms": round(self.elapsed_ms(), 3)}
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def send(self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers = ()) -> None:
+        if self.answered or self.is_cancelled:
+            return
+        self.answered = True
+        self.status = status
+        self._channel.send(self, status, content_type, headers, body)
+
+    def answer(self, fields: dict[str, Any], status: int = 200) -> None:
+        """A success: a bare object with its timing."""
+        fields["performance"] = self.performance()
+        self.send(status, _encode(fields))
+
+    def fail(self, error: TopicsError, headers: Headers = ()) -> None:
+        body: dict[str, Any] = {"code": error.code, "message": error.message}
+        detail = dict(error.detail)
+        seconds = _RETRY_AFTER.get(error.status)
+        if seconds is not None:
+            if "limit" not in detail and error.status == 429:
+                detail.setdefault("retry_after_ms", seconds * 1000)
+            headers = (*headers, (b"retry-after", str(seconds).encode()))
+        if error.status == 401:
+            headers = (*headers, (b"www-authenticate", b"Bearer"))
+        if detail:
+            body["detail"] = detail
+        self.send(error.status, _encode({"error": body}), JSON, headers)
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        if not self.answered and not self.is_cancelled:
+            self.is_cancelled = True
+            if self.on_cancel is not None:
+                self.on_cancel()
+
+
+def _decode_path(path: bytes) -> str:
+    if b"%" in path:
+        path = unquote_to_bytes(path)
+    try:
+        return path.decode()
+    except UnicodeDecodeError:
+        return path.decode("latin-1")
