@@ -370,7 +370,8 @@ class Checkpointer:
             if older.size > min(newer.size, TARGET_BYTES):
                 return
             try:
-                chunks = [older.load(topic.store, ref, body=True) for ref in older.refs(topic.store)]
+                refs = [ref for ref in older.refs(topic.store) if not older.is_dead(ref)]
+                chunks = [older.load(topic.store, ref, body=True) for ref in refs]
             except StorageFault:
                 return
             newer.absorb(older, chunks)

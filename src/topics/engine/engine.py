@@ -202,7 +202,14 @@ class Engine:
             last_read_ts=topic.last_read_ts,
         )
 
-    def list(self, prefix: str = "", page_size: int = 100, cursor: str | None = None) -> Page:
+    def list(
+        self,
+        prefix: str = "",
+        page_size: int = 100,
+        cursor: str | None = None,
+        is_visible: Callable[[str], bool] | None = None,
+    ) -> Page:
+        """Topics by name; `is_visible` leaves out those that the caller may not see."""
         check_integer("page_size", page_size, 1, MAX_PAGE_SIZE)
         if not isinstance(prefix, str):
             raise InvalidRequest(f"prefix must be a string, got {show(prefix)}")
@@ -215,11 +222,12 @@ class Engine:
             start = max(start, bisect_right(names, _decode_cursor(cursor)))
         page: list[TopicState] = []
         while start < len(names) and names[start].startswith(prefix):
-            if len(page) == page_size:
-                return Page(page, _encode_cursor(page[-1].topic))
-            topic = self.state.by_name[names[start]]
-            self.settle(topic)
-            page.append(self._describe(topic))
+            if is_visible is None or is_visible(names[start]):
+                if len(page) == page_size:
+                    return Page(page, _encode_cursor(page[-1].topic))
+                topic = self.state.by_name[names[start]]
+                self.settle(topic)
+                page.append(self._describe(topic))
             start += 1
         return Page(page, None)
 
@@ -267,14 +275,14 @@ class Engine:
         """What a write asks of the topic that it would create."""
         return parse_patch(write.config)
 
-    def diff(self, name: str, query: Query, touch: bool = True) -> Diff:
+    def diff(self, name: str, query: Query, touch: bool = True, walk_as: type[read.Walk] | None = None) -> Diff:
         topic = self.topic(name)
         self.settle(topic)
         if touch:
             topic.last_read_ts = self.time.latest
         while True:
             try:
-                return read.diff(topic, query)
+                return read.diff(topic, query, walk_as)
             except LostRange as lost:
                 self._lose(topic, lost)
 

@@ -139,6 +139,11 @@ class Extent:
         assert self.place is not None
         return store.footer(self.place, self.first_seq, self.last_seq)
 
+    def is_dead(self, ref: Chunk | ChunkRef) -> bool:
+        """Whether no record of a chunk lives: then its bytes may be gone too, and nobody may look at them."""
+        dead = self.dead.get(ref.first_seq)
+        return dead is not None and dead.count == ref.count
+
     def locate(self, store: ChunkStore, seq: int) -> int:
         """The place in `refs` of the first chunk that ends at or behind `seq`."""
         refs = self.refs(store)
@@ -156,6 +161,8 @@ class Extent:
             if ref.first_seq >= below:
                 break
             dead = self.dead.get(ref.first_seq)
+            if self.is_dead(ref):
+                continue
             if first <= ref.first_seq and ref.last_seq < below:
                 count += ref.count - (dead.count if dead else 0)
                 size += ref.size - (dead.size if dead else 0)
@@ -185,7 +192,7 @@ class Extent:
             start = max(seq, ref.first_seq)
             if dead is None:
                 return start
-            if dead.count == ref.count:
+            if self.is_dead(ref):
                 continue
             for index in range(start - ref.first_seq, ref.count):
                 if not dead.has(index):
@@ -201,7 +208,7 @@ class Extent:
         refs = self.refs(store)
         for ref in reversed(refs[: self.locate(store, below - 1) + 1]):
             dead = self.dead.get(ref.first_seq)
-            if dead is not None and dead.count == ref.count:
+            if self.is_dead(ref):
                 continue
             stop = min(below, ref.last_seq + 1) - 1
             for seq in range(stop, max(first, ref.first_seq) - 1, -1):
@@ -292,6 +299,8 @@ class Extent:
     def _search(self, store: ChunkStore, selector: Selector) -> Iterator[int]:
         """The slow way: through the arrays of every chunk."""
         for ref in list(self.refs(store)):
+            if self.is_dead(ref):
+                continue
             chunk = self.load(store, ref)
             wanted = {number for tag, number in chunk.tags.items() if selector.matches(tag)}
             if wanted and chunk.tag_ids is not None:
@@ -313,14 +322,15 @@ class Extent:
                 self.stale_tags = 0
 
     def absorb(self, older: Extent, chunks: list[Chunk]) -> None:
-        """Takes the records of the extent in front of it into memory."""
+        """Takes the records of the extent in front of it, all its chunks in which something lives, into memory."""
         assert self.chunks is not None
         self.freeze()
-        self.chunks = _coalesce([*chunks, *self.chunks], {**older.dead, **self.dead})
-        self.dead = {**older.dead, **self.dead}
-        self.first_seq = older.first_seq
-        self.count += older.count
-        self.size += older.size
+        kept = {chunk.first_seq: older.dead[chunk.first_seq] for chunk in chunks if chunk.first_seq in older.dead}
+        self.dead = {**kept, **self.dead}
+        self.chunks = _coalesce([*chunks, *self.chunks], self.dead)
+        self.first_seq = chunks[0].first_seq
+        self.count += sum(chunk.count for chunk in chunks)
+        self.size += sum(chunk.size for chunk in chunks)
         self.live_count += older.live_count
         self.live_bytes += older.live_bytes
         tags: dict[str, list[int]] = {}

@@ -48,7 +48,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diff(msgspec.Struct, kw_only=True):
-    """The answer of a read. `parts` are slices of ready JSON; `records` decodes them for a Python caller."""
+    """The answer of a read. `parts` are slices of ready JSON; `records` decodes them for a Python caller; `runs` are
+    where they stand, for a reader of columns."""
 
     topic: str
     epoch: int
@@ -59,6 +60,7 @@ class Diff(msgspec.Struct, kw_only=True):
     earliest_seq: int
     tombstone: Tombstone | None
     scanned: int
+    runs: list[tuple[Chunk, int, int]] | None = None
 
     @property
     def caught_up(self) -> bool:
@@ -149,7 +151,7 @@ def make_query(
     )
 
 
-def diff(topic: Topic, query: Query) -> Diff:
+def diff(topic: Topic, query: Query, walk_as: type[Walk] | None = None) -> Diff:
     """Reads a topic whose watermarks are up to date."""
     head = topic.head_seq
     base = topic.config.seq_base
@@ -166,7 +168,7 @@ def diff(topic: Topic, query: Query) -> Diff:
         last = min(topic.earliest_seq - 1, stop)
         tombstone = _tombstone(topic, cursor + 1, last, topic.loss_reason(cursor))
         cursor = last
-    walk = _Walk(topic, query)
+    walk = (walk_as or Walk)(topic, query)
     while cursor < stop and not walk.is_over:
         hole = topic.hole_behind(cursor)
         if hole is not None and hole.first <= cursor + 1:
@@ -190,6 +192,7 @@ def diff(topic: Topic, query: Query) -> Diff:
         earliest_seq=topic.earliest_seq,
         tombstone=tombstone,
         scanned=scanned,
+        runs=walk.runs if isinstance(walk, RunWalk) else None,
     )
 
 
@@ -197,8 +200,8 @@ def _tombstone(topic: Topic, first: int, last: int, reason: Reason) -> Tombstone
     return Tombstone(first, last, reason, last - first + 1, topic.earliest_seq, topic.head_seq)
 
 
-class _Walk:
-    """Collects records upwards until a limit of the query is reached."""
+class Walk:
+    """Collects records upwards until a limit of the query is reached, as slices of ready JSON."""
 
     def __init__(self, topic: Topic, query: Query) -> None:
         self._topic = topic
@@ -228,7 +231,7 @@ class _Walk:
                 start = cursor + 1 - ref.first_seq
                 stop = min(last - ref.first_seq + 1, ref.count)
                 dead = extent.dead.get(ref.first_seq)
-                if dead is not None and dead.count == ref.count:
+                if extent.is_dead(ref):
                     cursor = ref.first_seq + stop - 1
                     continue
                 self._chunks += 1
@@ -265,7 +268,7 @@ class _Walk:
         if end < most or end - start >= query.limit - self.count:
             self.is_over = True
         if end > start:
-            self.parts.append(chunk.slice(start, end))
+            self._add_run(chunk, start, end)
             self.count += end - start
             self._room -= chunk.ends[end - 1] - begin
         return end
@@ -289,20 +292,52 @@ class _Walk:
                 continue
             if wanted is not None and (chunk.tag_ids is None or chunk.tag_ids[index] not in wanted):
                 continue
-            if respell:
-                part = chunk.record(index, query.include_tags, query.include_meta)
-            else:
-                part = chunk.slice(index, index + 1)
-            if self.count and len(part) + 1 > self._room:
+            size = self._add_one(chunk, index, respell)
+            if not size:
                 self.is_over = True
                 return index
-            self.parts.append(part)
             self.count += 1
-            self._room -= len(part) + 1
+            self._room -= size
             if self.count >= query.limit or self._room <= 0:
                 self.is_over = True
                 return index + 1
         return stop
+
+    def _add_run(self, chunk: Chunk, start: int, stop: int) -> None:
+        self.parts.append(chunk.slice(start, stop))
+
+    def _add_one(self, chunk: Chunk, index: int, respell: bool) -> int:
+        """Adds a record and says how long it is; 0 when it does not fit."""
+        if respell:
+            part = chunk.record(index, self._query.include_tags, self._query.include_meta)
+        else:
+            part = chunk.slice(index, index + 1)
+        if self.count and len(part) + 1 > self._room:
+            return 0
+        self.parts.append(part)
+        return len(part) + 1
+
+
+class RunWalk(Walk):
+    """The same, for a reader of columns: where the records stand, not their bytes."""
+
+    def __init__(self, topic: Topic, query: Query) -> None:
+        super().__init__(topic, query)
+        self.runs: list[tuple[Chunk, int, int]] = []
+
+    def _add_run(self, chunk: Chunk, start: int, stop: int) -> None:
+        self.runs.append((chunk, start, stop))
+
+    def _add_one(self, chunk: Chunk, index: int, respell: bool) -> int:
+        size = chunk.ends[index] - chunk.start(index)
+        if self.count and size > self._room:
+            return 0
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last[0] is chunk and last[2] == index:
+            self.runs[-1] = (chunk, last[1], index + 1)
+        else:
+            self.runs.append((chunk, index, index + 1))
+        return size
 
 
 def seek(topic: Topic, ts: int) -> int:

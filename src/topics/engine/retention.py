@@ -47,6 +47,8 @@ def first_at(topic: Topic, ts: int) -> int:
     if index == len(refs):
         return extent.last_seq + 1
     ref = refs[index]
+    if extent.is_dead(ref):
+        return ref.first_seq
     return ref.first_seq + bisect_left(extent.load(topic.store, ref).ts, ts)
 
 
@@ -80,6 +82,8 @@ def _last_evicted(topic: Topic, records: int, size: int) -> int:
         refs = extent.refs(topic.store)
         start = max(topic.earliest_seq, extent.first_seq)
         for ref in refs[extent.locate(topic.store, start) :]:
+            if extent.is_dead(ref):
+                continue
             chunk = extent.load(topic.store, ref)
             dead = extent.dead.get(ref.first_seq)
             index = max(start - ref.first_seq, 0)

@@ -287,6 +287,8 @@ class Topic:
 
     def lose(self, first: int, last: int, reason: HoleReason) -> None:
         """A range inside the log is gone from the disk: it becomes a hole."""
+        known = self.hole_behind(first - 1)
+        assert known is None or not known.first <= first <= last <= known.last, "lost already: nobody may ask again"
         for extent in self.extents[self.extent_at(first) :]:
             if extent.first_seq > last:
                 break

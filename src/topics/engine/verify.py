@@ -131,6 +131,8 @@ def _recount(topic: Topic) -> tuple[int, int]:
     ts = 0
     for extent in topic.extents:
         for ref in extent.refs(topic.store):
+            if extent.is_dead(ref):
+                continue
             chunk = extent.load(topic.store, ref, body=True)
             assert chunk.body is not None
             if chunk.first_seq <= after or chunk.ts_first < ts or chunk.ends[-1] != len(chunk.body):

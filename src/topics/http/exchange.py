@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
 from topics.core.errors import InvalidRequest, TopicsError
 from topics.http.auth import Key
+
+if TYPE_CHECKING:
+    from topics.http.app import App
 
 JSON = b"application/json"
 _encode = msgspec.json.Encoder().encode
@@ -27,11 +31,14 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 class Exchange:
     __slots__ = (
-        *("_channel", "_query", "answered", "body", "headers", "is_cancelled", "keep_alive", "key", "method"),
+        *("_app", "_channel", "_query", "answered", "body", "headers", "is_cancelled", "keep_alive", "key", "method"),
         *("on_cancel", "path", "raw_query", "route", "started", "status"),
     )
 
-    def __init__(self, channel: Channel, method: str, target: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
+    def __init__(
+        self, app: App, channel: Channel, method: str, target: bytes, headers: dict[bytes, bytes], body: bytes
+    ) -> None:
+        self._app = app
         self._channel = channel
         self.method = method
         path, _, self.raw_query = target.partition(b"?")
@@ -43,7 +50,7 @@ class Exchange:
         self.answered = False
         # The client is gone: `on_cancel` gives back what a waiting request holds.
         self.is_cancelled = False
-        self.on_cancel: Any = None
+        self.on_cancel: Callable[[], None] | None = None
         self.key: Key | None = None
         self.route = "unknown"
         self.status = 0
@@ -96,6 +103,7 @@ class Exchange:
             return
         self.answered = True
         self.status = status
+        self._app.finished(self)
         self._channel.send(self, status, content_type, headers, body)
 
     def answer(self, fields: dict[str, Any], status: int = 200) -> None:
@@ -121,6 +129,7 @@ class Exchange:
         """Nobody waits for the answer any more."""
         if not self.answered and not self.is_cancelled:
             self.is_cancelled = True
+            self._app.finished(self)
             if self.on_cancel is not None:
                 self.on_cancel()
 

@@ -1,6 +1,6 @@
 """HTTP/1.1 on a bare asyncio.Protocol: keep-alive, pipelining answered in order, every buffer bounded.
 
-Plain and flat for speed: it is three to four times as fast here as any ASGI server (benchmarks/wire.py has the figures).
+Plain and flat for speed: three to four times as fast here as any ASGI server (benchmarks/wire.py has figures).
 A connection that opens with HTTP/2's preface is handed to `h2_protocol`.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import zlib
 from collections import deque
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
@@ -24,7 +24,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Requests of one connection that may wait for their turn; past that nothing more is read from it.
 _MAX_PIPELINED = 64
 _MAX_HEADERS = 100
-_GZIP_FROM = 1024
+GZIP_FROM = 1024
 _LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -61,8 +61,8 @@ class HttpProtocol(asyncio.Protocol):
     # -- the connection --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop has transports of its own.
+        self.transport = cast("asyncio.Transport", transport)
         self._app.connections.add(self)
         self._wait(self._app.settings.header_timeout_ms)
 
@@ -168,7 +168,6 @@ class HttpProtocol(asyncio.Protocol):
         self._closing = True
         exchange = self._exchange("GET", b"/")
         exchange.keep_alive = False
-        self._app.count_refused(exchange)
         exchange.fail(error)
 
     # -- the parser's callbacks ------------------------------------------------------------------------------------
@@ -252,7 +251,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _exchange(self, method: str, target: bytes) -> Exchange:
         slot = _Slot(self)
-        slot.exchange = Exchange(slot, method, target, {}, b"")
+        slot.exchange = Exchange(self._app, slot, method, target, {}, b"")
         self._line.append(slot)
         return slot.exchange
 
@@ -323,7 +322,7 @@ class _Slot:
 
     def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
         accepts = exchange.headers.get(b"accept-encoding")
-        if accepts is not None and len(body) >= _GZIP_FROM and b"gzip" in accepts:
+        if accepts is not None and len(body) >= GZIP_FROM and b"gzip" in accepts:
             body = gzip(body)
             headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n" % (_LINES[status], content_type, len(body))

@@ -1,0 +1,250 @@
+"""The application: routes, who may use them, and the turn that all requests of a moment share."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from topics.core.errors import (
+    MethodNotAllowed,
+    NotFound,
+    ShuttingDown,
+    Throttled,
+    TopicsError,
+    UnsupportedMediaType,
+)
+from topics.core.records import decode_json
+from topics.engine.commit import Commit
+from topics.engine.engine import Engine
+from topics.http.auth import Key, Keys, Scope
+from topics.http.exchange import JSON, Exchange
+from topics.http.metrics import Metrics
+from topics.http.pressure import Pressure
+from topics.http.protocol import HttpProtocol, decode_body
+from topics.http.settings import Settings
+
+TICK_SECONDS = 0.02
+_SWEEP_TICKS = 50
+_encode = msgspec.json.Encoder().encode
+
+Handler = Callable[["App", Exchange, str], None]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A method of a path. `topic` says that the path names one, whose prefix a key must have."""
+
+    name: str
+    handler: Handler
+    scope: Scope
+    topic: bool = False
+
+
+class Internal(TopicsError):
+    """A bug of ours: the caller gets no more than that."""
+
+
+class App:
+    def __init__(self, engine: Engine, settings: Settings, keys: Keys, loop: asyncio.AbstractEventLoop) -> None:
+        from topics.http.routes import ROUTES
+
+        self.engine = engine
+        self.settings = settings
+        self.limits = settings.limits
+        self.keys = keys
+        self.loop = loop
+        self.clock = loop.time
+        self.connections: set[HttpProtocol] = set()
+        # How to end each read that waits.
+        self.readings: set[Callable[[], None]] = set()
+        self.inflight = 0
+        self.is_closing = False
+        self.started = time.monotonic()
+        self.metrics = Metrics(self)
+        self.pressure = Pressure(settings.pressure_delay_ms, settings.pressure_bytes)
+        self._routes = ROUTES
+        self._turn_is_open = False
+        self._ticks = 0
+        self._next_tick = 0.0
+        self._relief: list[Callable[[], None]] = []
+        engine.committer.on_sync = self.metrics.syncs.observe
+
+    # -- the turn --------------------------------------------------------------------------------------------------
+
+    def end_turn(self) -> None:
+        """Sees to it that what was staged is written when all requests of this moment have been handled."""
+        if not self._turn_is_open:
+            self._turn_is_open = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._turn_is_open = False
+        self.engine.flush()
+
+    def start_ticking(self) -> None:
+        self._next_tick = self.clock() + TICK_SECONDS
+        self.loop.call_at(self._next_tick, self._tick)
+
+    def _tick(self) -> None:
+        if self.is_closing:
+            return
+        now = self.clock()
+        delay = max(now - self._next_tick, 0.0)
+        self.metrics.loop_delay = delay
+        wal = self.engine.committer.wal
+        self.pressure.measure(delay, wal.staged - wal.synced)
+        if self.pressure.level < 3 and self._relief:
+            relief, self._relief = self._relief, []
+            for call in relief:
+                call()
+        self.engine.tick()
+        self._ticks += 1
+        if self._ticks % _SWEEP_TICKS == 0:
+            for connection in list(self.connections):
+                connection.check_deadline(now)
+        self._next_tick = self.clock() + TICK_SECONDS
+        self.loop.call_at(self._next_tick, self._tick)
+
+    def when_relieved(self, call: Callable[[], None]) -> None:
+        """Runs `call` once there is no pressure; for those who would rather wait than be refused."""
+        if len(self._relief) >= max(self.limits.max_inflight_per_key, 1000):
+            self.pressure.check()
+        self._relief.append(call)
+
+    def end_waiting(self) -> None:
+        """At shutdown: reads that wait are answered with what there is."""
+        readings, self.readings = self.readings, set()
+        for end in readings:
+            end()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def overlaps(self, exchange: Exchange) -> bool:
+        """Whether a request may start while earlier ones of its connection are not answered: writes may."""
+        return exchange.method == "POST" and exchange.path.count("/") == 3 and exchange.path.startswith("/v0/topics/")
+
+    def handle(self, exchange: Exchange) -> None:
+        try:
+            self._dispatch(exchange)
+        except Exception as error:
+            self.refuse(exchange, error)
+
+    def refuse(self, exchange: Exchange, error: Exception) -> None:
+        """Answers with an error; one that is not of the contract is a bug, and is logged."""
+        if isinstance(error, MethodNotAllowed):
+            exchange.fail(error, ((b"allow", str(error.detail["allow"]).encode()),))
+        elif isinstance(error, TopicsError):
+            if error.status == 429:
+                self.metrics.throttled += 1
+            exchange.fail(error)
+        else:
+            print(f"topics: {exchange.route} failed", file=sys.stderr)
+            traceback.print_exception(error)
+            exchange.fail(Internal("something went wrong in the server; its log says what"))
+
+    def _dispatch(self, exchange: Exchange) -> None:
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        methods, name = self._find(exchange.path)
+        if method == "OPTIONS":
+            exchange.send(204, b"", headers=((b"allow", _allow(methods)),))
+            return
+        route = methods.get(method)
+        if route is None:
+            raise MethodNotAllowed(f"{method:.20} is not allowed here", allow=_allow(methods).decode())
+        exchange.route = route.name
+        key = self._authorize(exchange, route)
+        exchange.key = key
+        if route.topic:
+            key.need_topic(name)
+        if self.is_closing:
+            raise ShuttingDown("the server is shutting down")
+        most = self.limits.max_inflight_per_key
+        if most and key.inflight >= most:
+            exchange.key = None
+            raise Throttled(
+                f"this key has {key.inflight} requests in flight, TOPICS_MAX_INFLIGHT_PER_KEY is {most}",
+                limit="TOPICS_MAX_INFLIGHT_PER_KEY",
+                max=most,
+            )
+        key.inflight += 1
+        self.inflight += 1
+        route.handler(self, exchange, name)
+
+    def _authorize(self, exchange: Exchange, route: Route) -> Key:
+        if not self.keys.is_on or (route.scope is Scope.NONE and not self.settings.probe_auth):
+            return self.keys.anyone
+        key = self.keys.check(exchange.header(b"authorization"))
+        key.need(route.scope)
+        return key
+
+    def _find(self, path: str) -> tuple[dict[str, Route], str]:
+        methods = self._routes.get(path)
+        if methods is not None:
+            return methods, ""
+        parts = path.split("/")
+        if len(parts) in (4, 5) and parts[1] == "v0" and not parts[0]:
+            methods = self._routes.get("/".join(("", "v0", parts[2], "*", *parts[4:])))
+            if methods is not None and parts[3]:
+                return methods, parts[3]
+        raise NotFound(f"there is nothing at {path:.300}")
+
+    def finished(self, exchange: Exchange) -> None:
+        """However a request ends, what it held is free again."""
+        if exchange.key is not None:
+            exchange.key.inflight -= 1
+            self.inflight -= 1
+            exchange.key = None
+        seconds = time.perf_counter() - exchange.started
+        self.metrics.count_request(exchange.route, exchange.status, seconds)
+        if self.settings.access_log:
+            line = {
+                "ts": time.time_ns() // 1_000_000,
+                "method": exchange.method[:20],
+                "path": exchange.path[:300],
+                "status": exchange.status,
+                "ms": round(seconds * 1000, 3),
+            }
+            sys.stderr.write(_encode(line).decode() + "\n")
+
+    # -- what handlers share ---------------------------------------------------------------------------------------
+
+    def body_of(self, exchange: Exchange, decoder: msgspec.json.Decoder[Any], empty: bytes | None = None) -> Any:
+        """The JSON body of a request; `empty` stands in for one that has none."""
+        if not exchange.body and empty is not None:
+            return decoder.decode(empty)
+        need_json(exchange)
+        return decode_json(decode_body(exchange, self.limits.max_body_bytes), decoder, self.limits)
+
+    def when_done(self, exchange: Exchange, commit: Commit, answer: Callable[[Any], None]) -> None:
+        """Answers with a commit's result as soon as it has one."""
+        self.end_turn()
+
+        def finish(done: Commit) -> None:
+            try:
+                answer(done.value())
+            except Exception as error:
+                self.refuse(exchange, error)
+
+        commit.on_done(finish)
+
+
+def need_json(exchange: Exchange) -> None:
+    kind = exchange.headers.get(b"content-type")
+    if kind is None or kind.split(b";", 1)[0].strip().lower() != JSON:
+        shown = "nothing" if kind is None else repr(kind.decode("latin-1")[:100])
+        raise UnsupportedMediaType(f"content-type must be application/json, got {shown}")
+
+
+def _allow(methods: dict[str, Route]) -> bytes:
+    return ", ".join(sorted({*methods, "OPTIONS", *(["HEAD"] if "GET" in methods else [])})).encode()
+
+
+def check_scope(exchange: Exchange, scope: Scope) -> None:
+    """A scope that only the body shows to be needed."""
+    assert exchange.key is not None
+    exchange.key.need(scope)

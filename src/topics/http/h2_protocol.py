@@ -1,0 +1,208 @@
+"""HTTP/2 cleartext with prior knowledge, on the `h2` package: the same exchanges, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+
+from topics.core.errors import InvalidRequest, PayloadTooLarge
+from topics.http.exchange import Exchange, Headers
+from topics.http.protocol import GZIP_FROM, gzip
+
+if TYPE_CHECKING:
+    from topics.http.app import App
+
+_MAX_STREAMS = 256
+_WINDOW = 1 << 20
+
+
+class H2Protocol(asyncio.Protocol):
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
+        self._streams: dict[int, _Stream] = {}
+        self._transport: asyncio.Transport | None = None
+        self._closing = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop has transports of its own.
+        self._transport = cast("asyncio.Transport", transport)
+        self._h2.initiate_connection()
+        self._h2.update_settings(
+            {
+                SettingCodes.MAX_CONCURRENT_STREAMS: _MAX_STREAMS,
+                SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW,
+                SettingCodes.MAX_HEADER_LIST_SIZE: self._app.settings.max_header_bytes,
+            }
+        )
+        self._h2.increment_flow_control_window(_WINDOW * 15)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for stream in list(self._streams.values()):
+            stream.end()
+        self._streams.clear()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            events = self._h2.receive_data(data)
+        except ProtocolError:
+            self._flush()
+            if self._transport is not None:
+                self._transport.close()
+            return
+        for event in events:
+            self._on_event(event)
+        self._flush()
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, RequestReceived):
+            self._streams[event.stream_id] = _Stream(self, self._app, event.stream_id, event.headers)
+        elif isinstance(event, DataReceived):
+            stream = self._streams.get(event.stream_id)
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            if stream is not None:
+                stream.on_data(event.data)
+        elif isinstance(event, StreamEnded):
+            stream = self._streams.get(event.stream_id)
+            if stream is not None:
+                stream.on_end()
+        elif isinstance(event, StreamReset):
+            stream = self._streams.pop(event.stream_id, None)
+            if stream is not None:
+                stream.end()
+        elif isinstance(event, WindowUpdated):
+            for stream in list(self._streams.values()):
+                stream.pump()
+        elif isinstance(event, ConnectionTerminated) and self._transport is not None:
+            self._transport.close()
+
+    def send_head(self, stream_id: int, headers: list[tuple[bytes, bytes]], is_all: bool) -> None:
+        self._h2.send_headers(stream_id, headers, end_stream=is_all)
+
+    def send_some(self, stream_id: int, body: memoryview) -> int:
+        """Sends what flow control allows; says how much."""
+        room = min(self._h2.local_flow_control_window(stream_id), len(body))
+        sent = 0
+        while sent < room:
+            size = min(room - sent, self._h2.max_outbound_frame_size)
+            self._h2.send_data(stream_id, bytes(body[sent : sent + size]), end_stream=sent + size == len(body))
+            sent += size
+        return sent
+
+    def finished(self, stream_id: int) -> None:
+        self._streams.pop(stream_id, None)
+        if self._closing and not self._streams:
+            self.close_when_idle()
+
+    def refuse_stream(self, stream_id: int) -> None:
+        if self._streams.pop(stream_id, None) is not None:
+            self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
+
+    def flush(self) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._transport is not None:
+            data = self._h2.data_to_send()
+            if data:
+                self._transport.write(data)
+
+    def close_when_idle(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._h2.close_connection()
+            self._flush()
+        if not self._streams and self._transport is not None:
+            self._transport.close()
+
+
+class _Stream:
+    """One request on a connection; the channel of its answer."""
+
+    def __init__(self, protocol: H2Protocol, app: App, stream_id: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._protocol = protocol
+        self._app = app
+        self._id = stream_id
+        self._body: list[bytes] = []
+        self._size = 0
+        self._left: memoryview | None = None
+        self._is_handled = False
+        fields: dict[bytes, bytes] = {}
+        for name, value in headers:
+            fields[name] = fields[name] + b", " + value if name in fields else value
+        method = fields.pop(b":method", b"").decode("latin-1")
+        target = fields.pop(b":path", b"/")
+        self.exchange = Exchange(app, self, method, target, fields, b"")
+
+    def on_data(self, data: bytes) -> None:
+        most = self._app.limits.max_body_bytes
+        self._size += len(data)
+        if self._is_handled:
+            return
+        if most and self._size > most:
+            self._is_handled = True
+            self._body.clear()
+            self.exchange.fail(
+                PayloadTooLarge(f"the body has {self._size} bytes or more, TOPICS_MAX_BODY_BYTES is {most}")
+            )
+            return
+        self._body.append(data)
+
+    def on_end(self) -> None:
+        if self._is_handled:
+            return
+        self._is_handled = True
+        self.exchange.body = b"".join(self._body)
+        self._body.clear()
+        if len(self.exchange.raw_query) + len(self.exchange.path) > self._app.settings.max_header_bytes:
+            self.exchange.fail(InvalidRequest("the request line is too long"))
+            return
+        self._app.handle(self.exchange)
+
+    def end(self) -> None:
+        self._left = None
+        self.exchange.cancel()
+
+    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
+        accepts = exchange.headers.get(b"accept-encoding")
+        if accepts is not None and len(body) >= GZIP_FROM and b"gzip" in accepts:
+            body = gzip(body)
+            headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
+        if exchange.method == "HEAD" or status == 204:
+            length, body = len(body), b""
+        else:
+            length = len(body)
+        head = [(b":status", b"%d" % status), (b"content-type", content_type), (b"content-length", b"%d" % length)]
+        self._protocol.send_head(self._id, [*head, *headers], is_all=not body)
+        if body:
+            self._left = memoryview(body)
+            self.pump()
+        else:
+            self._protocol.finished(self._id)
+        self._protocol.flush()
+
+    def pump(self) -> None:
+        if self._left is None:
+            return
+        sent = self._protocol.send_some(self._id, self._left)
+        self._left = self._left[sent:]
+        if not self._left:
+            self._left = None
+            self._protocol.finished(self._id)

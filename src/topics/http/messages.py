@@ -1,0 +1,53 @@
+"""The bodies of requests, as msgspec decodes them. `/openapi.json` is generated from these same types."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from topics.engine.transactions import Part
+
+Seq = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+
+
+class DiffRequest(msgspec.Struct, kw_only=True):
+    """A read from a cursor."""
+
+    from_seq: Seq = 0
+    to_seq: Seq | None = None
+    limit: Annotated[int, Meta(ge=0)] = 0
+    node: str | list[str] | None = None
+    match: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: Annotated[int, Meta(ge=0)] = 0
+    max_bytes: Annotated[int, Meta(ge=0)] | None = None
+    epoch: Seq | None = None
+
+
+class DeleteRequest(msgspec.Struct, kw_only=True):
+    """Which records to remove: by seq, by tag, or by both."""
+
+    before_seq: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    match: str | list[str] | None = None
+    purpose: Literal["erase", "trim"] = "erase"
+
+
+class CommitRequest(msgspec.Struct, kw_only=True):
+    """The parts of a transaction to publish, in their order."""
+
+    parts: list[Part]
+    client_id: str | None = None
+    client_seq: int | None = None
+
+
+class ErrorBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+    code: str
+    message: str
+    detail: dict[str, Any] | None = None
+
+
+class ErrorAnswer(msgspec.Struct):
+    error: ErrorBody

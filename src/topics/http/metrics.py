@@ -1,0 +1,147 @@
+"""What the server counts, as Prometheus text or JSON. Counting is a list increment; the rest happens at the scrape."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from topics.http.app import App
+
+_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Histogram:
+    __slots__ = ("buckets", "sum")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(_BOUNDS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.buckets[bisect_left(_BOUNDS, seconds)] += 1
+        self.sum += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        total = 0
+        pairs: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self.buckets, strict=True):
+            total += count
+            pairs.append((bound, total))
+        return pairs
+
+
+class Metrics:
+    """The numbers of one server; a Prometheus collector."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.requests: dict[tuple[str, int], int] = {}
+        self.latency: dict[str, Histogram] = {}
+        self.syncs = Histogram()
+        self.records_appended = 0
+        self.records_read = 0
+        self.tombstones: dict[str, int] = {}
+        self.throttled = 0
+        self.loop_delay = 0.0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        key = (route, status)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        histogram = self.latency.get(route)
+        if histogram is None:
+            histogram = self.latency[route] = Histogram()
+        histogram.observe(seconds)
+
+    def count_tombstone(self, reason: str) -> None:
+        self.tombstones[reason] = self.tombstones.get(reason, 0) + 1
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def json(self) -> dict[str, Any]:
+        answer: dict[str, Any] = {}
+        for metric in self.collect():
+            samples = [{"name": s.name, "labels": s.labels, "value": s.value} for s in metric.samples]
+            answer[metric.name] = {"type": metric.type, "help": metric.documentation, "samples": samples}
+        return answer
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._server()
+        yield from self._engine()
+        yield from self._topics()
+
+    def _server(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("topics_requests", "Requests by route and status.", labels=["route", "status"])
+        for (route, status), count in self.requests.items():
+            requests.add_metric([route, str(status)], count)
+        yield requests
+        latency = HistogramMetricFamily("topics_request_seconds", "Time to answer, by route.", labels=["route"])
+        for route, histogram in self.latency.items():
+            latency.add_metric([route], histogram.cumulative(), histogram.sum)
+        yield latency
+        yield GaugeMetricFamily("topics_connections", "Open connections.", len(self._app.connections))
+        yield GaugeMetricFamily("topics_waiting_reads", "Long polls that wait.", len(self._app.readings))
+        yield GaugeMetricFamily("topics_loop_delay_seconds", "How late the event loop is.", self.loop_delay)
+        yield GaugeMetricFamily("topics_pressure", "0 none, 1 coalesce, 2 pause, 3 throttle.", self._app.pressure.level)
+        yield CounterMetricFamily("topics_throttled", "Requests answered with 429.", self.throttled)
+
+    def _engine(self) -> Iterator[Metric]:
+        engine = self._app.engine
+        committer = engine.committer
+        yield CounterMetricFamily("topics_records_appended", "Records written.", self.records_appended)
+        yield CounterMetricFamily("topics_records_read", "Records delivered by diff.", self.records_read)
+        tombstones = CounterMetricFamily("topics_tombstones", "Losses told to readers, by reason.", labels=["reason"])
+        for reason, count in self.tombstones.items():
+            tombstones.add_metric([reason], count)
+        yield tombstones
+        yield CounterMetricFamily("topics_wal_bytes", "Bytes written to the WAL.", committer.wal.bytes_written)
+        yield CounterMetricFamily("topics_wal_batches", "Writes of the WAL: one per turn.", committer.writes)
+        yield CounterMetricFamily("topics_wal_fsyncs", "Syncs of the WAL.", committer.syncs)
+        yield HistogramMetricFamily(
+            "topics_wal_fsync_seconds", "Time of a WAL sync.", self.syncs.cumulative(), self.syncs.sum
+        )
+        yield CounterMetricFamily("topics_checkpoints", "Checkpoints taken.", engine.checkpointer.completed)
+        yield GaugeMetricFamily(
+            "topics_read_only", "1 when the log takes no writes.", int(committer.read_only is not None)
+        )
+
+    def _topics(self) -> Iterator[Metric]:
+        state = self._app.engine.state
+        classes = GaugeMetricFamily("topics_topics", "Topics by durability class.", labels=["durability"])
+        counts = dict.fromkeys(("ephemeral", "memory", "disk", "fsync"), 0)
+        records = evicted = 0
+        for topic in state.topics.values():
+            counts[topic.config.durability] += 1
+            records += topic.count
+            evicted += topic.evict_floor - topic.config.seq_base
+        for name, count in counts.items():
+            classes.add_metric([name], count)
+        yield classes
+        yield GaugeMetricFamily("topics_records", "Live records.", records)
+        yield GaugeMetricFamily("topics_bytes", "Bytes of data + meta of live records.", state.store.live_bytes)
+        yield GaugeMetricFamily("topics_evicted_seqs", "Seqs below the evict floors.", evicted)
+        most = self._app.settings.metrics_topics
+        shown = [state.by_name[name] for name in state.names[:most]]
+        hidden = len(state.names) - len(shown)
+        yield GaugeMetricFamily("topics_topics_not_listed", "Topics beyond TOPICS_METRICS_TOPICS.", hidden)
+        for field, help_text in _PER_TOPIC:
+            family = GaugeMetricFamily(f"topics_topic_{field}", help_text, labels=["topic"])
+            for topic in shown:
+                family.add_metric([topic.name], getattr(topic, field))
+            yield family
+
+
+_PER_TOPIC = (
+    ("head_seq", "Highest assigned seq."),
+    ("earliest_seq", "First live seq."),
+    ("evict_floor", "Below it live records were lost."),
+    ("count", "Live records."),
+    ("bytes", "Bytes of live records."),
+)

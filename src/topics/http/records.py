@@ -1,0 +1,213 @@
+"""`/v0/topics/:t`: write, diff, seek, delete, deletes. Write and diff are the hot paths: flat on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from topics.core.check import check_text
+from topics.core.errors import TopicNotFound
+from topics.core.limits import MAX_IDEMPOTENCY_KEY, MAX_WAIT_MS
+from topics.core.records import AnyWrite, decode_write
+from topics.core.selector import parse_selector
+from topics.engine.append import WriteResult
+from topics.engine.commit import Level
+from topics.engine.engine import DeleteResult
+from topics.engine.read import Diff, Query, RunWalk, make_query
+from topics.engine.topic import Topic
+from topics.http import arrow
+from topics.http.app import App, check_scope, need_json
+from topics.http.auth import Scope
+from topics.http.exchange import JSON, Exchange
+from topics.http.messages import DeleteRequest, DiffRequest
+from topics.http.protocol import decode_body
+from topics.http.txns import spool
+
+_decode_diff = msgspec.json.Decoder(DiffRequest)
+_decode_delete = msgspec.json.Decoder(DeleteRequest)
+_NO_DIFF = b"{}"
+
+
+def write(app: App, exchange: Exchange, name: str) -> None:
+    body = exchange.body
+    if b"content-encoding" in exchange.headers:
+        body = decode_body(exchange, app.limits.max_body_bytes)
+    if arrow.is_arrow(exchange.headers.get(b"content-type")):
+        request: AnyWrite = arrow.decode_write(body, exchange.query, app.limits)
+    else:
+        if exchange.headers.get(b"content-type") != JSON:
+            need_json(exchange)
+        request = decode_write(body, app.limits)
+    if request.config is not None:
+        check_scope(exchange, Scope.ADMIN)
+    if request.idempotency_key is None and b"idempotency-key" in exchange.headers:
+        key = exchange.headers[b"idempotency-key"].decode("latin-1")
+        request.idempotency_key = check_text("Idempotency-Key", key, MAX_IDEMPOTENCY_KEY)
+    if exchange.raw_query and "txn" in exchange.query:
+        spool(app, exchange, name, request)
+        return
+    if app.pressure.level >= 3:
+        if request.disable_backpressure:
+            app.when_relieved(lambda: _write_late(app, exchange, name, request))
+            return
+        app.pressure.check()
+    _write(app, exchange, name, request)
+
+
+def _write_late(app: App, exchange: Exchange, name: str, request: AnyWrite) -> None:
+    if not exchange.is_cancelled:
+        try:
+            _write(app, exchange, name, request)
+        except Exception as error:
+            app.refuse(exchange, error)
+
+
+def _write(app: App, exchange: Exchange, name: str, request: AnyWrite) -> None:
+    commit = app.engine.write(name, request)
+    return_seqs = not exchange.raw_query or exchange.flag("return_seqs", True)
+    committer = app.engine.committer
+
+    def answer(result: WriteResult) -> None:
+        app.metrics.records_appended += 0 if result.deduped else result.count
+        appended = result.appended
+        if return_seqs:
+            seqs = appended.seqs
+            listed = b'"seqs":[%b],' % ",".join(map(str, seqs)).encode()
+        else:
+            listed = b""
+        exchange.send(
+            201 if result.created else 200,
+            b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
+            b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
+            % (
+                name.encode(),
+                appended.first_seq,
+                appended.last_seq,
+                listed,
+                result.head_seq,
+                appended.count,
+                b"true" if result.created else b"false",
+                b"true" if result.deduped else b"false",
+                exchange.elapsed_ms(),
+                committer.write_seconds * 1000 if commit.level != Level.ACCEPTED else 0.0,
+                committer.sync_seconds * 1000 if commit.level == Level.SYNCED else 0.0,
+            ),
+        )
+
+    app.when_done(exchange, commit, answer)
+
+
+def diff(app: App, exchange: Exchange, name: str) -> None:
+    request: DiffRequest = app.body_of(exchange, _decode_diff, empty=_NO_DIFF)
+    as_arrow = arrow.is_accepted(exchange.headers.get(b"accept"))
+    app.pressure.check()
+    limits = arrow.wide(app.limits) if as_arrow else app.limits
+    query = make_query(
+        limits,
+        *(request.from_seq, request.to_seq, request.limit, request.node, request.match),
+        *(request.include_tags, request.include_meta, request.max_bytes, request.epoch),
+    )
+    if as_arrow:
+        query = msgspec.structs.replace(query, max_bytes=arrow.budget(request.max_bytes))
+    reading = Reading(app, exchange, name, query, as_arrow)
+    reading.read(request.wait_ms)
+
+
+class Reading:
+    """A diff, perhaps one that waits."""
+
+    __slots__ = ("_app", "_as_arrow", "_deadline", "_exchange", "_name", "_query", "_timer", "_topic")
+
+    def __init__(self, app: App, exchange: Exchange, name: str, query: Query, as_arrow: bool) -> None:
+        self._app = app
+        self._exchange = exchange
+        self._name = name
+        self._query = query
+        self._as_arrow = as_arrow
+        self._topic: Topic | None = None
+        self._timer: Any = None
+        self._deadline = 0.0
+
+    def read(self, wait_ms: int) -> None:
+        answer = self._diff()
+        if wait_ms and not answer.count and answer.tombstone is None and answer.caught_up:
+            self._wait(min(wait_ms, MAX_WAIT_MS))
+        else:
+            self._send(answer)
+
+    def _diff(self) -> Diff:
+        return self._app.engine.diff(self._name, self._query, walk_as=RunWalk if self._as_arrow else None)
+
+    def _wait(self, wait_ms: int) -> None:
+        app = self._app
+        self._deadline = app.clock() + wait_ms / 1000
+        self._timer = app.loop.call_at(self._deadline, self._on_deadline)
+        self._exchange.on_cancel = self._stop
+        app.readings.add(self._on_deadline)
+        self._topic = app.engine.when_changed(self._name, self._on_change)
+
+    def _stop(self) -> None:
+        if self._topic is not None:
+            self._topic.forget_waiter(self._on_change)
+            self._topic = None
+            self._timer.cancel()
+            self._app.readings.discard(self._on_deadline)
+
+    def _on_change(self) -> None:
+        topic = self._topic
+        if topic is None:
+            return
+        try:
+            if topic.dropped:
+                raise TopicNotFound(f"topic {self._name!r} was deleted")
+            answer = self._diff()
+            if not answer.count and answer.tombstone is None and answer.caught_up:
+                topic.add_waiter(self._on_change)
+                return
+            self._stop()
+            self._send(answer)
+        except Exception as error:
+            self._stop()
+            self._app.refuse(self._exchange, error)
+
+    def _on_deadline(self) -> None:
+        """Nothing came: that is the answer."""
+        self._stop()
+        try:
+            self._send(self._diff())
+        except Exception as error:
+            self._app.refuse(self._exchange, error)
+
+    def _send(self, answer: Diff) -> None:
+        exchange = self._exchange
+        metrics = self._app.metrics
+        metrics.records_read += answer.count
+        if answer.tombstone is not None:
+            metrics.count_tombstone(answer.tombstone.reason)
+        if self._as_arrow:
+            exchange.send(200, arrow.encode_diff(answer), arrow.MEDIA_TYPE)
+            return
+        timing = b'{"server_total_ms":%.3f,"records_scanned":%d}' % (exchange.elapsed_ms(), answer.scanned)
+        exchange.send(200, answer.to_json(timing))
+
+
+def seek(app: App, exchange: Exchange, name: str) -> None:
+    exchange.answer({"from_seq": app.engine.seek(name, exchange.number("ts"))})
+
+
+def delete(app: App, exchange: Exchange, name: str) -> None:
+    request: DeleteRequest = app.body_of(exchange, _decode_delete)
+    match = parse_selector(request.match) if request.match is not None else None
+    commit = app.engine.delete(name, request.before_seq, match, request.purpose)
+
+    def answer(result: DeleteResult) -> None:
+        exchange.answer({"topic": name, **msgspec.structs.asdict(result)})
+
+    app.when_done(exchange, commit, answer)
+
+
+def deletes(app: App, exchange: Exchange, name: str) -> None:
+    past = app.engine.deletes(name, exchange.number("after", 0))
+    entries = [each.to_json() for each in past.deletes]
+    exchange.answer({"topic": name, "deletes": entries, "last_id": past.last_id, "complete": past.complete})

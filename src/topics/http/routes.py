@@ -1,0 +1,30 @@
+"""Every path and method, with the scope that it needs. `*` is a name."""
+
+from __future__ import annotations
+
+from topics.http import health, records, topics, txns
+from topics.http.app import Route
+from topics.http.auth import Scope
+
+ROUTES: dict[str, dict[str, Route]] = {
+    "/v0/topics": {"GET": Route("list_topics", topics.list_, Scope.READ)},
+    "/v0/topics/*": {
+        "PUT": Route("put_topic", topics.put, Scope.ADMIN, topic=True),
+        "GET": Route("get_topic", topics.get, Scope.READ, topic=True),
+        "POST": Route("write", records.write, Scope.WRITE, topic=True),
+        "DELETE": Route("delete_topic", topics.delete, Scope.DELETE, topic=True),
+    },
+    "/v0/topics/*/diff": {"POST": Route("diff", records.diff, Scope.READ, topic=True)},
+    "/v0/topics/*/seek": {"GET": Route("seek", records.seek, Scope.READ, topic=True)},
+    "/v0/topics/*/delete": {"POST": Route("delete_records", records.delete, Scope.DELETE, topic=True)},
+    "/v0/topics/*/deletes": {"GET": Route("list_deletes", records.deletes, Scope.READ, topic=True)},
+    "/v0/txns/*": {"GET": Route("get_txn", txns.get, Scope.WRITE)},
+    "/v0/txns/*/commit": {"POST": Route("commit_txn", txns.commit, Scope.WRITE)},
+    "/v0/txns/*/abort": {"POST": Route("abort_txn", txns.abort, Scope.WRITE)},
+    "/v0/health": {"GET": Route("health", health.health, Scope.NONE)},
+    "/healthz": {"GET": Route("health", health.health, Scope.NONE)},
+    "/v0/ready": {"GET": Route("ready", health.ready, Scope.NONE)},
+    "/readyz": {"GET": Route("ready", health.ready, Scope.NONE)},
+    "/v0/metrics": {"GET": Route("metrics", health.metrics, Scope.READ)},
+    "/openapi.json": {"GET": Route("openapi", health.openapi, Scope.READ)},
+}

@@ -1,0 +1,40 @@
+"""Before the log is replayed: every request gets 503 `not_ready` and how far it is; health is fine already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+_MAX_HEAD = 32 << 10
+
+
+class StartingProtocol(asyncio.Protocol):
+    def __init__(self, progress: Callable[[], float]) -> None:
+        self._progress = progress
+        self._head = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop has transports of its own.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._head += data
+        if b"\r\n\r\n" not in self._head and len(self._head) < _MAX_HEAD:
+            return
+        path = self._head.split(b" ", 2)[1:2]
+        if path in ([b"/v0/health"], [b"/healthz"]):
+            status, body = b"200 OK", b'{"status":"starting","performance":{"server_total_ms":0.0}}'
+        else:
+            status = b"503 Service Unavailable"
+            body = (
+                b'{"error":{"code":"not_ready","message":"the log is being replayed",'
+                b'"detail":{"replay_progress":%.3f}}}' % self._progress()
+            )
+        self._transport.write(
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nretry-after: 1\r\n"
+            b"connection: close\r\n\r\n%b" % (status, len(body), body)
+        )
+        self._transport.close()
