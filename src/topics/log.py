@@ -177,14 +177,19 @@ class Log:
                     waiting_on.forget_waiter(changed.set)
 
     def read(self, topic: str, from_seq: int = 0, **query: Any) -> Iterator[dict[str, Any] | Tombstone]:
-        """Everything behind a cursor up to the head: records as dicts, losses as tombstones."""
+        """Everything behind a cursor up to the head: records as dicts, losses as tombstones.
+
+        It follows the topic that it began with: if that is deleted and made again meanwhile, a tombstone says so.
+        """
+        to_seq = query.get("to_seq")
         while True:
             answer = self.diff(topic, from_seq, **query)
+            query["epoch"] = answer.epoch
             if answer.tombstone is not None:
                 yield answer.tombstone
             yield from answer.records
             from_seq = answer.next_from_seq
-            if answer.caught_up or from_seq >= query.get("to_seq", from_seq + 1):
+            if answer.caught_up or (to_seq is not None and from_seq >= to_seq):
                 return
 
     def seek(self, topic: str, ts: int) -> int:

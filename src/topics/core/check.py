@@ -56,6 +56,8 @@ def check_unicode(name: str, value: str) -> str:
     return value
 
 
+# Python refuses to write longer numbers as text.
+_MAX_BITS = 14_000
 _PATH = re.compile(r"(.*) - at `(?:key in )?\$\.?(.*)`", re.DOTALL)
 
 
@@ -78,7 +80,11 @@ def check_jsonable(name: str, value: Any) -> None:
     stack: list[tuple[str, Any]] = [(name, value)]
     while stack:
         where, item = stack.pop()
-        if item is None or isinstance(item, bool | int | Raw):
+        if item is None or isinstance(item, bool | Raw):
+            continue
+        if isinstance(item, int):
+            if item.bit_length() > _MAX_BITS:
+                raise InvalidRequest(f"{where}: a number has too many digits")
             continue
         if isinstance(item, str):
             check_unicode(where, item)

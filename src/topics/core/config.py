@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -82,6 +82,12 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ALIASES = (("visibility_timeout_ms", "lease_ms"), ("max_delivery_attempts", "max_deliveries"))
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "type": get_args(TopicType),
+    "discard": get_args(Discard),
+    "durability": get_args(Durability),
+    "dlq_strategy": get_args(DlqStrategy),
+}
 _COUNTS = (
     *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms"),
     *("max_deliveries", "max_ack_holes", "max_in_flight"),
@@ -95,6 +101,9 @@ def parse_patch(value: Any, field: str = "config") -> ConfigPatch:
         return value
     if value is not None and not isinstance(value, dict):
         raise InvalidRequest(f"{field} must be an object, got {show(value)}")
+    for name, allowed in _CHOICES.items():
+        if value and name in value and value[name] not in allowed:
+            raise InvalidRequest(f"{field}: {name} must be one of {', '.join(allowed)}, got {show(value[name])}")
     try:
         return msgspec.convert(value or {}, ConfigPatch)
     except msgspec.ValidationError as error:
@@ -108,6 +117,7 @@ def resolve(patch: ConfigPatch, current: TopicConfig | None, topic: str) -> Topi
     sent = {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
     for alias, name in _ALIASES:
         if alias in sent:
+            check_integer(alias, sent[alias])
             value = sent.pop(alias)
             sent.setdefault(name, value)
     durable = sent.pop("durable", None)

@@ -83,7 +83,7 @@ class Appender:
         written = self._remember(write, appended, now)
         if written is not None and events:
             events.append(frames.written(topic.epoch, written))
-        level = max(level, self.reserve(topic, appended.last_seq))
+        level = max(level, self.reserve(topic, appended.last_seq, now))
         self.hold(topic, pieces)
         commit = self._committer.stage(
             level,
@@ -144,7 +144,7 @@ class Appender:
         topic.staged_seq = _last_seq(pieces[-1]) + 1
         return pieces
 
-    def reserve(self, topic: Topic, last_seq: int) -> Level:
+    def reserve(self, topic: Topic, last_seq: int, now: int) -> Level:
         """Reserves seqs ahead; what is above the durable ceiling has to wait for a sync."""
         if last_seq + RESERVE_AHEAD // 2 > topic.reserved:
             ceiling = last_seq + RESERVE_AHEAD
@@ -153,7 +153,7 @@ class Appender:
             def raise_ceiling() -> None:
                 topic.ceiling = max(topic.ceiling, ceiling)
 
-            self._committer.stage(Level.SYNCED, (), (frames.reserved(topic.epoch, ceiling),), raise_ceiling)
+            self._committer.stage(Level.SYNCED, (), (frames.reserved(topic.epoch, ceiling, now),), raise_ceiling)
         return Level.SYNCED if last_seq > topic.ceiling else Level.ACCEPTED
 
     def hold(self, topic: Topic, pieces: Sequence[Batch | Hole]) -> None:
@@ -177,8 +177,17 @@ class Appender:
                 continue
             self._retain(topic, lambda ts=piece.ts: retention.expire(topic, ts))  # type: ignore[misc]  # bound now
             topic.append(piece)
-            self._retain(topic, lambda: retention.evict(topic))
+            self._evict(topic)
         topic.wake()
+
+    def _evict(self, topic: Topic) -> None:
+        before = topic.cap_evicted
+        lasts = topic.config.durability == "ephemeral" and not topic.extents[0].ephemeral
+        self._retain(topic, lambda: retention.evict(topic))
+        if lasts and topic.cap_evicted != before:
+            # Records that stay were evicted by records that do not: a replay could not know.
+            self._committer.log(frames.evicted(topic.epoch, topic.cap_evicted))
+            self._committer.flush()
 
     def _retain(self, topic: Topic, work: Callable[[], object]) -> None:
         """Retention after a commit: a disk that does not answer only delays it."""

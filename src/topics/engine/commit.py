@@ -30,13 +30,15 @@ class Level(IntEnum):
 class Commit:
     """Something on its way to being durable and visible."""
 
-    __slots__ = ("_callbacks", "_publish", "done", "end", "error", "level", "result", "start", "topics")
+    __slots__ = ("_callbacks", "_publish", "done", "end", "error", "is_ready", "level", "result", "start", "topics")
 
     def __init__(self, level: Level, topics: Sequence[Topic], publish: Callable[[], Any]) -> None:
         self.level = level
         self.topics = topics
         self.start = 0
         self.end = 0
+        # Its level is reached; it may still wait for an earlier commit of its topics.
+        self.is_ready = False
         self.done = False
         self.result: Any = None
         self.error: TopicsError | None = None
@@ -124,9 +126,6 @@ class Committer:
         atomic: bool = False,
     ) -> Commit:
         """Gives events their place in the log. `atomic` ones live or die together."""
-        for topic in topics:
-            if topic.pending and topic.pending[-1].level > level:
-                level = topic.pending[-1].level
         commit = Commit(level, topics, publish)
         wal = self.wal
         commit.start = wal.staged
@@ -136,12 +135,15 @@ class Committer:
             for event in events:
                 wal.stage(*event)
         commit.end = wal.staged
-        if level == Level.ACCEPTED:
+        if level == Level.ACCEPTED and not any([topic.pending for topic in topics]):
             commit.publish()
             return commit
         for topic in topics:
             topic.pending.append(commit)
-        (self._written if level == Level.WRITTEN else self._synced).append(commit)
+        if level == Level.ACCEPTED:
+            commit.is_ready = True
+        else:
+            (self._written if level == Level.WRITTEN else self._synced).append(commit)
         return commit
 
     def log(self, event: Event) -> None:
@@ -213,10 +215,18 @@ class Committer:
             self._publish(self._synced.popleft())
 
     def _publish(self, commit: Commit) -> None:
-        for topic in commit.topics:
-            first = topic.pending.popleft()
-            assert first is commit, "a topic's commits are published in the order of the log"
-        commit.publish()
+        """Publishes a commit whose level is reached, as soon as those before it on its topics are; then those that
+        waited for nothing but it."""
+        commit.is_ready = True
+        ready = [commit]
+        while ready:
+            first = ready.pop()
+            if first.done or any([topic.pending[0] is not first for topic in first.topics]):
+                continue
+            for topic in first.topics:
+                topic.pending.popleft()
+            first.publish()
+            ready.extend(topic.pending[0] for topic in first.topics if topic.pending and topic.pending[0].is_ready)
 
     def rotate(self) -> None:
         """Begins a new WAL file: all before it is synced and published."""
@@ -249,8 +259,10 @@ class Committer:
         self._synced.clear()
         for commit in failed:
             for topic in commit.topics:
+                failed.extend(topic.pending)
                 topic.pending.clear()
-            commit.fail(ReadOnly(self.read_only.message))
+            if not commit.done:
+                commit.fail(ReadOnly(self.read_only.message))
 
 
 def _span(events: Sequence[Event]) -> tuple[int, int, int]:

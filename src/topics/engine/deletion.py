@@ -61,9 +61,9 @@ def apply_waiting(topic: Topic) -> None:
 
 def delete(topic: Topic, what: Deleted) -> int:
     """Removes what matches; says how many records that were alive."""
-    below = min(each for each in (what.before_seq, what.next_seq, topic.next_seq) if each is not None)
+    below = what.next_seq if what.before_seq is None else min(what.before_seq, what.next_seq)
     if what.match is None:
-        removed = topic.advance(below)
+        removed = topic.advance(min(below, topic.next_seq))
     else:
         removed = 0
         for extent in list(topic.extents):
@@ -75,7 +75,6 @@ def delete(topic: Topic, what: Deleted) -> int:
             topic.settle_front()
     if topic.deletes is None:
         topic.deletes = deque(maxlen=DELETE_HISTORY)
-    head_seq = topic.head_seq if what.next_seq is None else what.next_seq - 1
-    topic.deletes.append(PastDelete(what.id, what.ts, head_seq, what.before_seq, what.match, what.purpose))
+    topic.deletes.append(PastDelete(what.id, what.ts, what.next_seq - 1, what.before_seq, what.match, what.purpose))
     topic.last_delete_id = what.id
     return removed

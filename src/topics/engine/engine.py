@@ -316,7 +316,7 @@ class Engine:
         self.settle(topic)
         self._guard(topic, lambda: deletion.preload(topic, match))
         topic.staged_delete_id += 1
-        what = Deleted(topic.staged_delete_id, self.time.now(), before_seq, match, purpose)
+        what = Deleted(topic.staged_delete_id, self.time.now(), topic.staged_seq, before_seq, match, purpose)
         return self.committer.stage(
             Level.SYNCED, (topic,), (frames.deleted(topic.epoch, what),), lambda: self._publish_delete(topic, what)
         )
@@ -327,7 +327,7 @@ class Engine:
             self._guard(topic, lambda: deletion.apply_waiting(topic))
             self._guard(topic, lambda: deletion.delete(topic, what))
         except StorageFault as fault:
-            topic.unapplied.append(msgspec.structs.replace(what, next_seq=topic.next_seq))
+            topic.unapplied.append(what)
             topic.unsettled = True
             raise StorageFault(f"the delete is durable and waits for the disk: {fault.message}") from fault
         return DeleteResult(before - topic.count, topic.earliest_seq, topic.head_seq, topic.count, topic.bytes)
@@ -343,7 +343,7 @@ class Engine:
     # -- keeping watermarks exact ----------------------------------------------------------------------------------
 
     def settle(self, topic: Topic) -> None:
-        """Makes a topic's watermarks exact now. What TTL took is in the log before anybody is told."""
+        """Makes a topic's watermarks exact now. What TTL took is as durable as the records before anybody is told."""
         now = self.time.now()
         if topic.config.ttl_ms or topic.unsettled:
             before = topic.ttl_expired
@@ -351,7 +351,10 @@ class Engine:
             self._guard(topic, lambda: retention.settle(topic, now))
             if topic.ttl_expired != before:
                 self.committer.log(frames.expired(topic.epoch, topic.ttl_expired, now))
-                self.committer.flush()
+                if topic.config.durability == "fsync":
+                    self.committer.flush_and_wait()
+                else:
+                    self.committer.flush()
 
     def enforce(self, topic: Topic) -> None:
         """Applies the caps after a change that is committed already: a disk that does not answer only delays it."""

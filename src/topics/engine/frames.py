@@ -25,10 +25,11 @@ DROP = 35  # it ends
 APPEND = 36  # records first..last
 HOLE = 37  # first..last are lost; above the head they are new seqs
 WRITTEN = 38  # what dedupe must remember of the write of first..last
-RESERVE = 39  # no acked seq is above `first`
+RESERVE = 39  # no acked seq is above `first`; at time `last`
 EXPIRED = 40  # TTL took everything up to `first`, seen at time `last`
 DELETE = 41  # records deleted by a selector
 COMMIT = 42  # a transaction's dedupe
+EVICTED = 44  # a cap took everything up to `first`, and the records that made it do so are not in the log
 RESTART = 43  # everything up to `last` was lost at a restart, at time `first`
 
 NAMES = {
@@ -44,6 +45,7 @@ NAMES = {
     DELETE: "delete records",
     COMMIT: "commit",
     RESTART: "restart",
+    EVICTED: "evicted",
 }
 
 
@@ -70,11 +72,11 @@ class Created(msgspec.Struct, array_like=True):
 class Deleted(msgspec.Struct, array_like=True):
     id: int
     ts: int
+    # The next seq at that moment: what came later it does not touch.
+    next_seq: int
     before_seq: int | None
     match: Selector | None
     purpose: str
-    # What it may not touch any more, if it is carried out late; never in the log, whose order says the same.
-    next_seq: int | None = None
 
 
 class Committed(msgspec.Struct, array_like=True):
@@ -137,8 +139,12 @@ def restarted(epoch: int, last_seq: int, now: int) -> Event:
     return Event(RESTART, epoch, now, last_seq)
 
 
-def reserved(epoch: int, ceiling: int) -> Event:
-    return Event(RESERVE, epoch, ceiling, 0)
+def reserved(epoch: int, ceiling: int, now: int) -> Event:
+    return Event(RESERVE, epoch, ceiling, now)
+
+
+def evicted(epoch: int, last_seq: int) -> Event:
+    return Event(EVICTED, epoch, last_seq, 0)
 
 
 def expired(epoch: int, last_seq: int, now: int) -> Event:

@@ -59,11 +59,16 @@ def evict(topic: Topic) -> None:
     size = topic.bytes - config.cap_bytes if config.cap_bytes else 0
     if records <= 0 and size <= 0:
         return
-    last = _last_evicted(topic, records, size)
-    lost_ts = topic.ts_of(last)
-    topic.advance(last + 1)
-    topic.cap_evicted = last
-    topic.lost_ts = max(topic.lost_ts, lost_ts)
+    evict_through(topic, _last_evicted(topic, records, size))
+
+
+def evict_through(topic: Topic, last: int) -> None:
+    """Takes everything up to `last`, a record that a cap took."""
+    if last >= topic.earliest_seq:
+        lost_ts = topic.ts_of(last) if topic.find(last) is not None else topic.last_ts
+        topic.advance(min(last + 1, topic.next_seq))
+        topic.lost_ts = max(topic.lost_ts, lost_ts)
+    topic.cap_evicted = max(topic.cap_evicted, min(last, topic.head_seq))
     topic.prune_holes()
 
 

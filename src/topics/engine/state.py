@@ -108,10 +108,13 @@ class State:
             self.guard(topic, lambda: retention.evict(topic))
         elif kind == frames.RESERVE:
             topic.ceiling = max(topic.ceiling, frame.first)
+            self.time.advance(frame.last)
         elif kind == frames.WRITTEN:
             topic.dedupe.add(frames.read_written(frame), topic.config.idempotency_window_ms)
         elif kind == frames.HOLE:
             hole = frames.read_hole(frame)
+            if topic.is_lost(hole.first, hole.last):
+                return
             if hole.last < topic.next_seq:
                 topic.lose(hole.first, hole.last, hole.reason)
             else:
@@ -120,6 +123,8 @@ class State:
         elif kind == frames.EXPIRED:
             self.time.advance(frame.last)
             self.guard(topic, lambda: retention.expire_through(topic, frame.first))
+        elif kind == frames.EVICTED:
+            self.guard(topic, lambda: retention.evict_through(topic, frame.first))
         elif kind == frames.DELETE:
             what = frames.read_deleted(frame)
             self.guard(topic, lambda: deletion.delete(topic, what))

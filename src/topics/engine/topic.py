@@ -287,8 +287,7 @@ class Topic:
 
     def lose(self, first: int, last: int, reason: HoleReason) -> None:
         """A range inside the log is gone from the disk: it becomes a hole."""
-        known = self.hole_behind(first - 1)
-        assert known is None or not known.first <= first <= last <= known.last, "lost already: nobody may ask again"
+        assert not self.is_lost(first, last), "nobody may look at what is lost already"
         for extent in self.extents[self.extent_at(first) :]:
             if extent.first_seq > last:
                 break
@@ -297,6 +296,11 @@ class Topic:
             self.bytes -= size
         self._insert_hole(Hole(first, last, reason))
         self.settle_front()
+
+    def is_lost(self, first: int, last: int) -> bool:
+        """Whether a hole has the whole range already."""
+        hole = self.hole_behind(first - 1)
+        return last < self.evict_floor or (hole is not None and hole.first <= first and last <= hole.last)
 
     def lose_top(self, last: int, now: int) -> None:
         """A restart took the newest records, up to `last`; older ones were of a class that stays."""

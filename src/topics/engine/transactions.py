@@ -307,7 +307,7 @@ class Transactions:
                 events.append(event)
             own = engine.appender.assign(topic, records, None, now)
             results[name] = appended_of(records, own)
-            engine.appender.reserve(topic, results[name].last_seq)
+            engine.appender.reserve(topic, results[name].last_seq, now)
             pieces.append((topic, own))
             engine.appender.hold(topic, own)
             if topic.staged_config.durability != "ephemeral":
