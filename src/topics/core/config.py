@@ -117,7 +117,8 @@ def resolve(patch: ConfigPatch, current: TopicConfig | None, topic: str) -> Topi
     sent = {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
     for alias, name in _ALIASES:
         if alias in sent:
-            check_integer(alias, sent[alias])
+            if name not in _CLAMPS:
+                check_integer(alias, sent[alias])
             value = sent.pop(alias)
             sent.setdefault(name, value)
     durable = sent.pop("durable", None)

@@ -64,11 +64,13 @@ class Appender:
         self._settle = settle
 
     def write(self, topic: Topic, write: AnyWrite, now: int, created: bool = False) -> Commit:
-        repeated = self._find_repeat(topic, write, now)
-        if repeated is not None:
-            return repeated
+        if write.idempotency_key is not None or write.client_id is not None:
+            repeated = self._find_repeat(topic, write, now)
+            if repeated is not None:
+                return repeated
         records = write.records
-        self.check_total(topic.store.live_bytes)
+        if self._limits.max_total_bytes:
+            self.check_total(topic.store.live_bytes)
         self.check_seqs(topic.name, topic.staged_seq, records)
         if topic.staged_config.discard == "reject":
             self._settle(topic)
@@ -83,7 +85,8 @@ class Appender:
         written = self._remember(write, appended, now)
         if written is not None and events:
             events.append(frames.written(topic.epoch, written))
-        level = max(level, self.reserve(topic, appended.last_seq, now))
+        if self.reserve(topic, appended.last_seq, now):
+            level = Level.SYNCED
         self.hold(topic, pieces)
         commit = self._committer.stage(
             level,
@@ -144,8 +147,8 @@ class Appender:
         topic.staged_seq = _last_seq(pieces[-1]) + 1
         return pieces
 
-    def reserve(self, topic: Topic, last_seq: int, now: int) -> Level:
-        """Reserves seqs ahead; what is above the durable ceiling has to wait for a sync."""
+    def reserve(self, topic: Topic, last_seq: int, now: int) -> bool:
+        """Reserves seqs ahead; says whether this one is above the durable ceiling, and has to wait for a sync."""
         if last_seq + RESERVE_AHEAD // 2 > topic.reserved:
             ceiling = last_seq + RESERVE_AHEAD
             topic.reserved = ceiling
@@ -154,7 +157,7 @@ class Appender:
                 topic.ceiling = max(topic.ceiling, ceiling)
 
             self._committer.stage(Level.SYNCED, (), (frames.reserved(topic.epoch, ceiling, now),), raise_ceiling)
-        return Level.SYNCED if last_seq > topic.ceiling else Level.ACCEPTED
+        return last_seq > topic.ceiling
 
     def hold(self, topic: Topic, pieces: Sequence[Batch | Hole]) -> None:
         """Counts records that are on their way, so that nobody else takes their room."""
@@ -175,10 +178,13 @@ class Appender:
             if isinstance(piece, Hole):
                 topic.add_hole(piece)
                 continue
-            self._retain(topic, lambda ts=piece.ts: retention.expire(topic, ts))  # type: ignore[misc]  # bound now
+            if topic.config.ttl_ms:
+                self._retain(topic, lambda ts=piece.ts: retention.expire(topic, ts))  # type: ignore[misc]  # bound now
             topic.append(piece)
-            self._evict(topic)
-        topic.wake()
+            if topic.config.cap_records or topic.config.cap_bytes:
+                self._evict(topic)
+        if topic.waiters:
+            topic.wake()
 
     def _evict(self, topic: Topic) -> None:
         before = topic.cap_evicted
@@ -298,9 +304,9 @@ def completed(result: object) -> Commit:
 
 
 def appended_of(records: Sequence[Record], pieces: Sequence[Batch | Hole]) -> Appended:
-    first, last = _first_seq(pieces[0]), _last_seq(pieces[-1])
     if len(pieces) == 1 and isinstance(pieces[0], Batch):
-        return Appended(first, last, len(records))
+        return Appended(pieces[0].first_seq, pieces[0].last_seq, len(records))
+    first, last = _first_seq(pieces[0]), _last_seq(pieces[-1])
     starts: list[int] = []
     for piece in pieces:
         starts.extend([piece.first] if isinstance(piece, Hole) else range(piece.first_seq, piece.last_seq + 1))

@@ -130,6 +130,9 @@ class Topic:
 
     def append(self, batch: Batch) -> None:
         assert batch.first_seq == self.next_seq
+        if len(batch.body) <= TARGET_BYTES:
+            self._append(batch)
+            return
         for piece in split(batch, TARGET_BYTES):
             self._append(piece)
 

@@ -59,6 +59,7 @@ class App:
         self.keys = keys
         self.loop = loop
         self.clock = loop.time
+        self.now = loop.time()
         self.connections: set[HttpProtocol] = set()
         # How to end each read that waits.
         self.readings: set[Callable[[], None]] = set()
@@ -93,7 +94,7 @@ class App:
     def _tick(self) -> None:
         if self.is_closing:
             return
-        now = self.clock()
+        now = self.now = self.clock()
         delay = max(now - self._next_tick, 0.0)
         self.metrics.loop_delay = delay
         wal = self.engine.committer.wal
@@ -187,6 +188,8 @@ class App:
         if methods is not None:
             return methods, ""
         parts = path.split("/")
+        if len(parts) == 4 and parts[2] == "topics" and parts[1] == "v0" and parts[3]:
+            return self._routes["/v0/topics/*"], parts[3]
         if len(parts) in (4, 5) and parts[1] == "v0" and not parts[0]:
             methods = self._routes.get("/".join(("", "v0", parts[2], "*", *parts[4:])))
             if methods is not None and parts[3]:

@@ -32,7 +32,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class Exchange:
     __slots__ = (
         *("_app", "_channel", "_query", "answered", "body", "headers", "is_cancelled", "keep_alive", "key", "method"),
-        *("on_cancel", "path", "raw_query", "route", "started", "status"),
+        *("is_started", "on_cancel", "path", "raw_query", "reply", "route", "started", "status"),
     )
 
     def __init__(
@@ -48,6 +48,9 @@ class Exchange:
         self.started = time.perf_counter()
         self.keep_alive = True
         self.answered = False
+        # Where its connection answers in order: whether it has begun, and the bytes that wait for their turn.
+        self.is_started = False
+        self.reply: list[bytes] | None = None
         # The client is gone: `on_cancel` gives back what a waiting request holds.
         self.is_cancelled = False
         self.on_cancel: Callable[[], None] | None = None

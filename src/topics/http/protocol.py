@@ -25,7 +25,11 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _MAX_PIPELINED = 64
 _MAX_HEADERS = 100
 GZIP_FROM = 1024
-_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
+_HEADS = {
+    status.value: b"HTTP/1.1 %d %b\r\ncontent-type: %%b\r\ncontent-length: %%d\r\n\r\n"
+    % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -41,7 +45,7 @@ class HttpProtocol(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.deadline = 0.0
         # Exchanges in the order of their requests; the first ones that are answered go out.
-        self._line: deque[_Slot] = deque()
+        self._line: deque[Exchange] = deque()
         self._successor: asyncio.Protocol | None = None
         self._start = b""
         self._is_started = False
@@ -72,12 +76,13 @@ class HttpProtocol(asyncio.Protocol):
             self._successor.connection_lost(exc)
         self._closing = True
         self.transport = None
-        for slot in self._line:
-            slot.exchange.cancel()
+        for exchange in self._line:
+            exchange.cancel()
         self._line.clear()
 
     def _wait(self, ms: int) -> None:
-        self.deadline = self._app.clock() + ms / 1000
+        # The time of the last tick is near enough for a timeout.
+        self.deadline = self._app.now + ms / 1000
 
     def check_deadline(self, now: float) -> None:
         """Called now and then: closes a connection on which nothing happened for too long."""
@@ -167,6 +172,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         self._closing = True
         exchange = self._exchange("GET", b"/")
+        exchange.is_started = True
         exchange.keep_alive = False
         exchange.fail(error)
 
@@ -213,7 +219,6 @@ class HttpProtocol(asyncio.Protocol):
         if self._refusal is not None:
             self._refuse(self._refusal)
             return
-        self._wait(self._app.settings.body_timeout_ms)
         if b"expect" in headers:
             if headers[b"expect"].lower() != b"100-continue":
                 self._refuse(InvalidRequest("expect must be 100-continue"))
@@ -237,7 +242,6 @@ class HttpProtocol(asyncio.Protocol):
             return
         method = self._parser.get_method().decode("ascii")
         exchange = self._exchange(method, self._target)
-        exchange.headers = self._headers
         exchange.keep_alive = self._parser.should_keep_alive()
         body = self._body
         exchange.body = body[0] if len(body) == 1 else b"".join(body)
@@ -250,31 +254,49 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _exchange(self, method: str, target: bytes) -> Exchange:
-        slot = _Slot(self)
-        slot.exchange = Exchange(self._app, slot, method, target, {}, b"")
-        self._line.append(slot)
-        return slot.exchange
+        exchange = Exchange(self._app, self, method, target, self._headers, b"")
+        self._line.append(exchange)
+        return exchange
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Starts what may start. Writes to topics may overlap: the log's order is theirs; all else waits its turn."""
-        for slot in list(self._line):
-            if slot.is_started:
-                if not slot.overlaps and not slot.exchange.answered:
+        line = self._line
+        if len(line) == 1:
+            self._begin(line[0])
+            return
+        for exchange in list(line):
+            if not exchange.is_started:
+                if exchange is not line[0] and not self._app.overlaps(exchange):
                     return
-                continue
-            exchange = slot.exchange
-            slot.overlaps = self._app.overlaps(exchange)
-            if slot is not self._line[0] and not slot.overlaps:
-                return
-            slot.is_started = True
-            if not exchange.answered:
-                self._app.handle(exchange)
-            if not slot.overlaps and not exchange.answered:
+                self._begin(exchange)
+            if not exchange.answered and not self._app.overlaps(exchange):
                 return
 
-    def answered(self) -> None:
+    def _begin(self, exchange: Exchange) -> None:
+        exchange.is_started = True
+        if not exchange.answered:
+            self._app.handle(exchange)
+
+    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
+        """An exchange has its answer; it goes out when those before it are out."""
+        accepts = exchange.headers.get(b"accept-encoding")
+        if accepts is not None and len(body) >= GZIP_FROM and b"gzip" in accepts:
+            body = gzip(body)
+            headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
+        if not headers and exchange.keep_alive:
+            head = _HEADS[status] % (content_type, len(body))
+        else:
+            extra = b"".join([b"%b: %b\r\n" % header for header in headers])
+            if not exchange.keep_alive:
+                extra += b"connection: close\r\n"
+            head = _HEADS[status][:-2] % (content_type, len(body)) + extra + b"\r\n"
+        exchange.reply = [head] if exchange.method == "HEAD" or status == 204 else [head, body]
+        if exchange is self._line[0]:
+            self._send_ready()
+
+    def _send_ready(self) -> None:
         """Sends the answers at the head of the line."""
         line = self._line
         transport = self.transport
@@ -282,57 +304,24 @@ class HttpProtocol(asyncio.Protocol):
             return
         out: list[bytes] = []
         ended = False
-        while line and line[0].answer is not None:
-            slot = line.popleft()
-            out += slot.answer or ()
-            if not slot.exchange.keep_alive or (self._closing and not line):
+        while line and line[0].reply is not None:
+            exchange = line.popleft()
+            out += exchange.reply or ()
+            if not exchange.keep_alive or (self._closing and not line):
                 ended = True
                 break
-        if not out:
-            return
-        transport.write(b"".join(out) if len(out) > 1 else out[0])
+        transport.writelines(out)
         if ended:
             self._closing = True
-            for slot in line:
-                slot.exchange.cancel()
+            for exchange in line:
+                exchange.cancel()
             line.clear()
             transport.close()
-            return
-        if line:
+        elif line:
             if not line[0].is_started:
                 self._advance()
-        else:
-            self._wait(self._app.settings.idle_timeout_ms)
-        if len(line) == _MAX_PIPELINED - 1:
-            self._resume_reading()
-
-
-class _Slot:
-    """A place in a connection's line of answers."""
-
-    __slots__ = ("answer", "exchange", "is_started", "overlaps", "protocol")
-
-    exchange: Exchange
-
-    def __init__(self, protocol: HttpProtocol) -> None:
-        self.protocol = protocol
-        self.answer: list[bytes] | None = None
-        self.is_started = False
-        self.overlaps = False
-
-    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
-        accepts = exchange.headers.get(b"accept-encoding")
-        if accepts is not None and len(body) >= GZIP_FROM and b"gzip" in accepts:
-            body = gzip(body)
-            headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
-        head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n" % (_LINES[status], content_type, len(body))
-        for name, value in headers:
-            head += name + b": " + value + b"\r\n"
-        if not exchange.keep_alive:
-            head += b"connection: close\r\n"
-        head += b"\r\n"
-        self.answer = [head] if exchange.method == "HEAD" or status == 204 else [head, body]
-        self.protocol.answered()
+            if len(line) == _MAX_PIPELINED - 1:
+                self._resume_reading()
 
 
 def _too_large(size: int, most: int) -> PayloadTooLarge:
