@@ -8,9 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import append, growth, large, read
+from benchmarks import append, growth, idle, large, read, wire
 
-ALL = {"append": append.run, "read": read.run, "large": large.run, "growth": growth.run}
+ALL = {
+    "append": append.run,
+    "read": read.run,
+    "large": large.run,
+    "growth": growth.run,
+    "wire": wire.run,
+    "idle": idle.run,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -7,6 +7,7 @@ A record is rendered once, into the exact bytes that a default read returns; fro
 from __future__ import annotations
 
 import re
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from topics.core.limits import (
 from topics.core.tombstone import Hole, HoleReason
 
 _NOTHING = Raw()
+_ONE = struct.Struct("=I")
 # What a rendered record carries around its meta: `,"meta":`.
 META_KEY = b',"meta":'
 DATA_KEY = b'"data":'
@@ -333,6 +335,10 @@ def render_run(records: Sequence[Record], node: str | None, first_seq: int, ts: 
     plain = b'{"$seq":%%d,"$ts":%d,"data":%%b},' % ts
     if node is None and isinstance(records[0], PlainRecord):
         datas = [record.data for record in records]
+        if len(datas) == 1:
+            body = plain % (first_seq, datas[0])
+            size = len(datas[0])
+            return Batch(first_seq, ts, (len(body),), (size,), None, None, None, body, size)
         parts = [plain % (seq, data) for seq, data in enumerate(datas, first_seq)]
         sizes = list(map(len, datas))
         return Batch(first_seq, ts, list(map(len, parts)), sizes, None, None, None, b"".join(parts), sum(sizes))
@@ -404,7 +410,7 @@ def split(batch: Batch, target: int) -> Iterator[Batch]:
 
 
 def pack(numbers: Sequence[int]) -> bytes:
-    return array("I", numbers).tobytes()
+    return _ONE.pack(numbers[0]) if len(numbers) == 1 else array("I", numbers).tobytes()
 
 
 def unpack(data: bytes) -> array[int]:

@@ -72,15 +72,16 @@ class Appender:
         if self._limits.max_total_bytes:
             self.check_total(topic.store.live_bytes)
         self.check_seqs(topic.name, topic.staged_seq, records)
-        if topic.staged_config.discard == "reject":
+        config = topic.staged_config
+        if config.discard == "reject":
             self._settle(topic)
             live_count, live_bytes = topic.count + topic.pending_count, topic.bytes + topic.pending_bytes
-            self.check_fits(topic.name, topic.staged_config, records, live_count, live_bytes)
+            self.check_fits(topic.name, config, records, live_count, live_bytes)
         pieces = self.assign(topic, records, write.node, now)
         appended = appended_of(records, pieces)
         events: list[Event] = []
-        level = _LEVELS[topic.staged_config.durability]
-        if topic.staged_config.durability != "ephemeral":
+        level = _LEVELS[config.durability]
+        if config.durability != "ephemeral":
             events = [event_of(topic, piece) for piece in pieces]
         written = self._remember(write, appended, now)
         if written is not None and events:

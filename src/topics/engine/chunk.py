@@ -65,9 +65,13 @@ class Chunk:
         assert isinstance(body, bytearray), "only an open chunk grows"
         assert batch.first_seq == self.first_seq + len(self.ends)
         have, more = len(self.ends), len(batch.lens)
-        self.ends.extend(islice(accumulate(batch.lens, initial=len(body)), 1, None))
+        if more == 1:
+            self.ends.append(len(body) + batch.lens[0])
+            self.ts.append(batch.ts)
+        else:
+            self.ends.extend(islice(accumulate(batch.lens, initial=len(body)), 1, None))
+            self.ts.extend(array("Q", (batch.ts,)) * more)
         body += batch.body
-        self.ts.extend(array("Q", (batch.ts,)) * more)
         self.sizes.extend(batch.sizes)
         self.size += batch.size
         if batch.metas is not None or self.metas is not None:

@@ -218,6 +218,14 @@ class Committer:
         """Publishes a commit whose level is reached, as soon as those before it on its topics are; then those that
         waited for nothing but it."""
         commit.is_ready = True
+        if len(commit.topics) == 1:
+            # The usual case, without the bookkeeping of the general one.
+            pending = commit.topics[0].pending
+            while pending and pending[0].is_ready and len(pending[0].topics) == 1:
+                pending.popleft().publish()
+            if not pending or not pending[0].is_ready:
+                return
+            commit = pending[0]
         ready = [commit]
         while ready:
             first = ready.pop()

@@ -86,23 +86,21 @@ class Extent:
         return self.count == self.last_seq - self.first_seq + 1
 
     def append(self, batch: Batch) -> None:
-        assert self.is_open
-        assert self.chunks is not None
         chunks = self.chunks
-        if not chunks or chunks[-1].is_full or chunks[-1].last_seq + 1 != batch.first_seq:
+        assert chunks is not None
+        assert not self.frozen
+        # Seqs without records between two writes are a hole's: a chunk has none.
+        if not chunks or chunks[-1].is_full or self.last_seq + 1 != batch.first_seq:
             if chunks:
                 chunks[-1].close()
             chunks.append(Chunk(batch.first_seq))
-        chunk = chunks[-1]
-        before = chunk.size
-        chunk.append(batch)
-        added = chunk.size - before
-        records = len(batch.lens)
+        chunks[-1].append(batch)
+        records, size = len(batch.lens), batch.size
         self.last_seq = batch.first_seq + records - 1
         self.count += records
         self.live_count += records
-        self.live_bytes += added
-        self.size += added
+        self.live_bytes += size
+        self.size += size
         self.ts_last = batch.ts
         if batch.tags is not None:
             for seq, tag in enumerate(batch.tags, batch.first_seq):

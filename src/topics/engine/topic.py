@@ -142,13 +142,13 @@ class Topic:
         if extent is None or not extent.is_open or extent.ephemeral != ephemeral:
             extent = Extent(batch.first_seq, ephemeral)
             self.extents.append(extent)
-        before = extent.live_bytes
         extent.append(batch)
-        self.count += len(batch.lens)
-        self.bytes += extent.live_bytes - before
-        self.next_seq = batch.first_seq + len(batch.lens)
-        self.last_ts = batch.ts
-        self.last_write_ts = batch.ts
+        records = len(batch.lens)
+        self.count += records
+        self._bytes += batch.size
+        self.store.live_bytes += batch.size
+        self.next_seq = batch.first_seq + records
+        self.last_ts = self.last_write_ts = batch.ts
 
     def skip(self, to_seq: int) -> None:
         """Moves the head without records: the seqs up to `to_seq` belong to a loss that the caller accounts for."""

@@ -31,13 +31,15 @@ _NO_DIFF = b"{}"
 
 def write(app: App, exchange: Exchange, name: str) -> None:
     body = exchange.body
-    if b"content-encoding" in exchange.headers:
+    headers = exchange.headers
+    if b"content-encoding" in headers:
         body = decode_body(exchange, app.limits.max_body_bytes)
-    if arrow.is_arrow(exchange.headers.get(b"content-type")):
-        request: AnyWrite = arrow.decode_write(body, exchange.query, app.limits)
+    if headers.get(b"content-type") == JSON:
+        request: AnyWrite = decode_write(body, app.limits)
+    elif arrow.is_arrow(headers.get(b"content-type")):
+        request = arrow.decode_write(body, exchange.query, app.limits)
     else:
-        if exchange.headers.get(b"content-type") != JSON:
-            need_json(exchange)
+        need_json(exchange)
         request = decode_write(body, app.limits)
     if request.config is not None:
         check_scope(exchange, Scope.ADMIN)
@@ -71,11 +73,12 @@ def _write(app: App, exchange: Exchange, name: str, request: AnyWrite) -> None:
     def answer(result: WriteResult) -> None:
         app.metrics.records_appended += 0 if result.deduped else result.count
         appended = result.appended
-        if return_seqs:
-            seqs = appended.seqs
-            listed = b'"seqs":[%b],' % ",".join(map(str, seqs)).encode()
-        else:
+        if not return_seqs:
             listed = b""
+        elif appended.first_seq == appended.last_seq:
+            listed = b'"seqs":[%d],' % appended.first_seq
+        else:
+            listed = b'"seqs":[%b],' % ",".join(map(str, appended.seqs)).encode()
         exchange.send(
             201 if result.created else 200,
             b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
