@@ -39,8 +39,8 @@ format: $(READY) ## Format the code and apply the safe lint fixes
 bench: $(READY) ## Run the benchmarks (ARGS="...")
 	@$(PY) -m benchmarks $(ARGS)
 
-run: $(READY) ## Run topics (ARGS="...")
-	@$(PY) -m topics $(ARGS)
+run: $(READY) ## Run the server (ARGS="--port 4001")
+	@$(PY) -m topics serve $(ARGS)
 
 lock: $(UV) ## Write requirements.lock again (ARGS=--upgrade for newer versions)
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
