@@ -427,6 +427,8 @@ class Engine:
             if self.committer.read_only is None:
                 self.checkpointer.run(clean=True)
         finally:
+            for topic in self.state.topics.values():
+                topic.wake()
             for syncer in self._syncers:
                 syncer.close()
             self._segments.close()

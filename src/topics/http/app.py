@@ -8,10 +8,12 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from topics.core.errors import (
+    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     ShuttingDown,
@@ -66,7 +68,7 @@ class App:
         self.inflight = 0
         self.is_closing = False
         self.started = time.monotonic()
-        self.metrics = Metrics(self)
+        self.metrics = Metrics()
         self.pressure = Pressure(settings.pressure_delay_ms, settings.pressure_bytes)
         self._routes = ROUTES
         self._turn_is_open = False
@@ -159,19 +161,18 @@ class App:
             raise MethodNotAllowed(f"{method:.20} is not allowed here", allow=_allow(methods).decode())
         exchange.route = route.name
         key = self._authorize(exchange, route)
-        exchange.key = key
         if route.topic:
             key.need_topic(name)
         if self.is_closing:
             raise ShuttingDown("the server is shutting down")
         most = self.limits.max_inflight_per_key
         if most and key.inflight >= most:
-            exchange.key = None
             raise Throttled(
                 f"this key has {key.inflight} requests in flight, TOPICS_MAX_INFLIGHT_PER_KEY is {most}",
                 limit="TOPICS_MAX_INFLIGHT_PER_KEY",
                 max=most,
             )
+        exchange.key = key
         key.inflight += 1
         self.inflight += 1
         route.handler(self, exchange, name)
@@ -189,11 +190,11 @@ class App:
             return methods, ""
         parts = path.split("/")
         if len(parts) == 4 and parts[2] == "topics" and parts[1] == "v0" and parts[3]:
-            return self._routes["/v0/topics/*"], parts[3]
+            return self._routes["/v0/topics/*"], _unquote(parts[3])
         if len(parts) in (4, 5) and parts[1] == "v0" and not parts[0]:
             methods = self._routes.get("/".join(("", "v0", parts[2], "*", *parts[4:])))
             if methods is not None and parts[3]:
-                return methods, parts[3]
+                return methods, _unquote(parts[3])
         raise NotFound(f"there is nothing at {path:.300}")
 
     def finished(self, exchange: Exchange) -> None:
@@ -236,6 +237,16 @@ class App:
         commit.on_done(finish)
 
 
+def _unquote(part: str) -> str:
+    """A part of a path. The path is split first: an escaped slash is no slash."""
+    if "%" not in part and part.isascii():
+        return part
+    try:
+        return unquote_to_bytes(part.encode("latin-1")).decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("the path is not valid UTF-8") from None
+
+
 def need_json(exchange: Exchange) -> None:
     kind = exchange.headers.get(b"content-type")
     if kind is None or kind.split(b";", 1)[0].strip().lower() != JSON:
@@ -251,3 +262,10 @@ def check_scope(exchange: Exchange, scope: Scope) -> None:
     """A scope that only the body shows to be needed."""
     assert exchange.key is not None
     exchange.key.need(scope)
+
+
+def check_name(exchange: Exchange, name: object) -> None:
+    """A topic that a body names: the key's prefixes hold for it too."""
+    assert exchange.key is not None
+    if isinstance(name, str):
+        exchange.key.need_topic(name)

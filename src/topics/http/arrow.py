@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import struct
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -23,7 +24,8 @@ MAX_LIMIT = 1_000_000
 MAX_BYTES = 64 << 20
 _EXTRA = "this needs pyarrow: install `topics[arrow]`"
 _COLUMNS = ("data", "tag", "node", "meta")
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+# Kinds of Arrow messages.
+_DICTIONARY, _RECORD_BATCH = 2, 3
 
 _encode_json = msgspec.json.Encoder().encode
 _raw_decoder = msgspec.json.Decoder(Raw)
@@ -54,7 +56,7 @@ def _pyarrow(missing: type[NotAcceptable] | type[UnsupportedMediaType]) -> Any:
         raise missing(_EXTRA) from None
 
 
-def encode_diff(answer: Diff) -> bytes:
+def encode_diff(answer: Diff, include_meta: bool) -> bytes:
     """The records as columns; cursor fields and tombstone as JSON in the schema's metadata."""
     pa = _pyarrow(NotAcceptable)
     cursor = {
@@ -82,11 +84,11 @@ def encode_diff(answer: Diff) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         for chunk, start, stop in answer.runs or ():
-            writer.write_batch(_batch(pa, schema, chunk, start, stop))
+            writer.write_batch(_batch(pa, schema, chunk, start, stop, include_meta))
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]  # pyarrow is untyped
 
 
-def _batch(pa: Any, schema: Any, chunk: Chunk, start: int, stop: int) -> Any:
+def _batch(pa: Any, schema: Any, chunk: Chunk, start: int, stop: int, include_meta: bool) -> Any:
     count = stop - start
     seqs = array("q", range(chunk.first_seq + start, chunk.first_seq + stop))
     times = array("q", [ts * 1000 for ts in chunk.ts[start:stop]])
@@ -106,7 +108,7 @@ def _batch(pa: Any, schema: Any, chunk: Chunk, start: int, stop: int) -> Any:
             pa.Array.from_buffers(pa.timestamp("us", "UTC"), count, [None, pa.py_buffer(times)]),
             _names(pa, chunk.node_ids, chunk.nodes, start, stop),
             _names(pa, chunk.tag_ids, chunk.tags, start, stop),
-            _metas(pa, chunk, metas, start, stop),
+            _metas(pa, chunk, metas, start, stop) if include_meta else pa.nulls(count, pa.string()),
             text,
         ],
         schema=schema,
@@ -131,24 +133,61 @@ def _metas(pa: Any, chunk: Chunk, metas: array[int], start: int, stop: int) -> A
     return pa.array(texts, pa.string())
 
 
-def decode_write(body: bytes, query: Mapping[str, str], limits: Limits) -> Write:
+def decode_write(body: bytes, limits: Limits, create: bool, node: str | None) -> Write:
     """An Arrow stream with columns `data`, `tag`, `node`, `meta`; the rest of a write is in the query."""
     pa = _pyarrow(UnsupportedMediaType)
     try:
+        _refuse_compressed(pa, body)
         table = pa.ipc.open_stream(body).read_all()
+        # Offsets are the sender's: nothing may be looked at before they are proven to lie within their buffers.
+        table.validate(full=True)
         columns = {name: _texts(pa, table, name) for name in _COLUMNS if name in table.column_names}
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, struct.error) as error:
         raise InvalidRequest(f"the body is not an Arrow IPC stream: {str(error)[:200]}") from None
     if "data" not in columns:
         raise InvalidRequest("the Arrow stream has no column `data`")
     if table.num_rows > limits.max_batch_records:
         # The same refusal as for JSON, before any row is looked at.
         check_write(Write(records=[RecordIn()] * table.num_rows), limits)
-    write = Write(records=list(_records(columns, table.num_rows)))
-    write.create = _FLAGS.get(query.get("create", "true"), True)
-    write.node = query.get("node")
+    write = Write(records=list(_records(columns, table.num_rows)), create=create, node=node)
     check_write(write, limits)
     return write
+
+
+def _refuse_compressed(pa: Any, body: bytes) -> None:
+    """Compressed buffers may unpack to anything; `content-encoding: gzip` is bounded, and does the same."""
+    reader = pa.ipc.MessageReader.open_stream(body)
+    while True:
+        try:
+            message = reader.read_next_message()
+        except StopIteration:
+            return
+        if _is_compressed(message.metadata.to_pybytes()):
+            raise UnsupportedMediaType("compressed Arrow buffers are not taken; use content-encoding: gzip")
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether a message's flatbuffer names a body compression: the fourth field of a record batch."""
+    message = struct.unpack_from("<I", metadata)[0]
+    kind, header = _field(metadata, message, 1), _field(metadata, message, 2)
+    if not kind or not header:
+        return False
+    table = header + struct.unpack_from("<I", metadata, header)[0]
+    if metadata[kind] == _DICTIONARY:
+        batch = _field(metadata, table, 1)
+        table = batch + struct.unpack_from("<I", metadata, batch)[0] if batch else table
+    elif metadata[kind] != _RECORD_BATCH:
+        return False
+    return bool(_field(metadata, table, 3))
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a flatbuffer table stands; 0 if it is absent."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    if 4 + 2 * number >= struct.unpack_from("<H", data, fields)[0]:
+        return 0
+    offset = struct.unpack_from("<H", data, fields + 4 + 2 * number)[0]
+    return table + offset if offset else 0
 
 
 def _texts(pa: Any, table: Any, name: str) -> list[str | None]:

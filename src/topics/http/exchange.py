@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -32,7 +32,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class Exchange:
     __slots__ = (
         *("_app", "_channel", "_query", "answered", "body", "headers", "is_cancelled", "keep_alive", "key", "method"),
-        *("is_started", "on_cancel", "path", "raw_query", "reply", "route", "started", "status"),
+        *("is_old", "on_cancel", "path", "raw_query", "reply", "route", "started", "status"),
     )
 
     def __init__(
@@ -42,14 +42,16 @@ class Exchange:
         self._channel = channel
         self.method = method
         path, _, self.raw_query = target.partition(b"?")
-        self.path = _decode_path(path)
+        if not path.startswith(b"/"):
+            path = _origin_form(path)
+        self.path = path.decode("latin-1")
         self.headers = headers
         self.body = body
         self.started = time.perf_counter()
         self.keep_alive = True
         self.answered = False
-        # Where its connection answers in order: whether it has begun, and the bytes that wait for their turn.
-        self.is_started = False
+        # HTTP/1.0: to be told that the connection stays. The bytes of the answer, until their turn comes.
+        self.is_old = False
         self.reply: list[bytes] | None = None
         # The client is gone: `on_cancel` gives back what a waiting request holds.
         self.is_cancelled = False
@@ -137,10 +139,9 @@ class Exchange:
                 self.on_cancel()
 
 
-def _decode_path(path: bytes) -> str:
-    if b"%" in path:
-        path = unquote_to_bytes(path)
-    try:
-        return path.decode()
-    except UnicodeDecodeError:
-        return path.decode("latin-1")
+def _origin_form(target: bytes) -> bytes:
+    """The path of a target that names the server too, as proxies send it."""
+    scheme, mark, rest = target.partition(b"://")
+    if mark and scheme.lower() in (b"http", b"https"):
+        return b"/" + rest.partition(b"/")[2]
+    return target

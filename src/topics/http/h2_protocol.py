@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
     Event,
+    RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
     StreamReset,
@@ -20,9 +20,9 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from topics.core.errors import InvalidRequest, PayloadTooLarge
+from topics.core.errors import InvalidRequest
 from topics.http.exchange import Exchange, Headers
-from topics.http.protocol import GZIP_FROM, gzip
+from topics.http.protocol import GZIP_FROM, accepts_gzip, gzip, too_large
 
 if TYPE_CHECKING:
     from topics.http.app import App
@@ -51,7 +51,7 @@ class H2Protocol(asyncio.Protocol):
             }
         )
         self._h2.increment_flow_control_window(_WINDOW * 15)
-        self._flush()
+        self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -63,13 +63,13 @@ class H2Protocol(asyncio.Protocol):
         try:
             events = self._h2.receive_data(data)
         except ProtocolError:
-            self._flush()
+            self.flush()
             if self._transport is not None:
                 self._transport.close()
             return
         for event in events:
             self._on_event(event)
-        self._flush()
+        self.flush()
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, RequestReceived):
@@ -87,7 +87,7 @@ class H2Protocol(asyncio.Protocol):
             stream = self._streams.pop(event.stream_id, None)
             if stream is not None:
                 stream.end()
-        elif isinstance(event, WindowUpdated):
+        elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
             for stream in list(self._streams.values()):
                 stream.pump()
         elif isinstance(event, ConnectionTerminated) and self._transport is not None:
@@ -111,25 +111,18 @@ class H2Protocol(asyncio.Protocol):
         if self._closing and not self._streams:
             self.close_when_idle()
 
-    def refuse_stream(self, stream_id: int) -> None:
-        if self._streams.pop(stream_id, None) is not None:
-            self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
-
     def flush(self) -> None:
-        self._flush()
-
-    def _flush(self) -> None:
         if self._transport is not None:
             data = self._h2.data_to_send()
             if data:
                 self._transport.write(data)
 
     def close_when_idle(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._h2.close_connection()
-            self._flush()
+        """Says goodbye when the last stream has its answer; what comes meanwhile is told that we are leaving."""
+        self._closing = True
         if not self._streams and self._transport is not None:
+            self._h2.close_connection()
+            self.flush()
             self._transport.close()
 
 
@@ -159,9 +152,7 @@ class _Stream:
         if most and self._size > most:
             self._is_handled = True
             self._body.clear()
-            self.exchange.fail(
-                PayloadTooLarge(f"the body has {self._size} bytes or more, TOPICS_MAX_BODY_BYTES is {most}")
-            )
+            self.exchange.fail(too_large(self._size, most))
             return
         self._body.append(data)
 
@@ -182,15 +173,22 @@ class _Stream:
 
     def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
         accepts = exchange.headers.get(b"accept-encoding")
-        if accepts is not None and len(body) >= GZIP_FROM and b"gzip" in accepts:
+        if accepts is not None and len(body) >= GZIP_FROM and accepts_gzip(accepts):
             body = gzip(body)
             headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
         if exchange.method == "HEAD" or status == 204:
             length, body = len(body), b""
         else:
             length = len(body)
-        head = [(b":status", b"%d" % status), (b"content-type", content_type), (b"content-length", b"%d" % length)]
-        self._protocol.send_head(self._id, [*head, *headers], is_all=not body)
+        head = [(b":status", b"%d" % status)]
+        if status != 204:
+            head += [(b"content-type", content_type), (b"content-length", b"%d" % length)]
+        try:
+            self._protocol.send_head(self._id, [*head, *headers], is_all=not body)
+        except ProtocolError:
+            # The client has given this stream up in the same breath.
+            self._protocol.finished(self._id)
+            return
         if body:
             self._left = memoryview(body)
             self.pump()
@@ -201,7 +199,12 @@ class _Stream:
     def pump(self) -> None:
         if self._left is None:
             return
-        sent = self._protocol.send_some(self._id, self._left)
+        try:
+            sent = self._protocol.send_some(self._id, self._left)
+        except ProtocolError:
+            self._left = None
+            self._protocol.finished(self._id)
+            return
         self._left = self._left[sent:]
         if not self._left:
             self._left = None

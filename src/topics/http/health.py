@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from topics.http.app import App
 from topics.http.exchange import Exchange
+from topics.http.metrics import Scrape
 
 try:
     VERSION = version("topics")
@@ -35,10 +36,12 @@ def ready(app: App, exchange: Exchange, _: str) -> None:
 
 def metrics(app: App, exchange: Exchange, _: str) -> None:
     accept = exchange.headers.get(b"accept", b"")
+    assert exchange.key is not None
+    scrape = Scrape(app, exchange.key)
     if b"application/json" in accept:
-        exchange.answer({"metrics": app.metrics.json()})
+        exchange.answer({"metrics": scrape.json()})
     else:
-        exchange.send(200, app.metrics.text(), _TEXT)
+        exchange.send(200, scrape.text(), _TEXT)
 
 
 def openapi(app: App, exchange: Exchange, _: str) -> None:

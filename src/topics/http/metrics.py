@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from topics.http.auth import Key
+
 if TYPE_CHECKING:
     from topics.http.app import App
 
@@ -36,10 +38,9 @@ class Histogram:
 
 
 class Metrics:
-    """The numbers of one server; a Prometheus collector."""
+    """The numbers that one server counts."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self) -> None:
         self.requests: dict[tuple[str, int], int] = {}
         self.latency: dict[str, Histogram] = {}
         self.syncs = Histogram()
@@ -48,8 +49,6 @@ class Metrics:
         self.tombstones: dict[str, int] = {}
         self.throttled = 0
         self.loop_delay = 0.0
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         key = (route, status)
@@ -62,8 +61,18 @@ class Metrics:
     def count_tombstone(self, reason: str) -> None:
         self.tombstones[reason] = self.tombstones.get(reason, 0) + 1
 
+
+class Scrape:
+    """One look at everything, as far as a key may see it; a Prometheus collector."""
+
+    def __init__(self, app: App, key: Key) -> None:
+        self._app = app
+        self._key = key
+
     def text(self) -> bytes:
-        return generate_latest(self._registry)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
 
     def json(self) -> dict[str, Any]:
         answer: dict[str, Any] = {}
@@ -79,34 +88,35 @@ class Metrics:
 
     def _server(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("topics_requests", "Requests by route and status.", labels=["route", "status"])
-        for (route, status), count in self.requests.items():
+        for (route, status), count in self._app.metrics.requests.items():
             requests.add_metric([route, str(status)], count)
         yield requests
         latency = HistogramMetricFamily("topics_request_seconds", "Time to answer, by route.", labels=["route"])
-        for route, histogram in self.latency.items():
+        for route, histogram in self._app.metrics.latency.items():
             latency.add_metric([route], histogram.cumulative(), histogram.sum)
         yield latency
         yield GaugeMetricFamily("topics_connections", "Open connections.", len(self._app.connections))
         yield GaugeMetricFamily("topics_waiting_reads", "Long polls that wait.", len(self._app.readings))
-        yield GaugeMetricFamily("topics_loop_delay_seconds", "How late the event loop is.", self.loop_delay)
+        yield GaugeMetricFamily(
+            "topics_loop_delay_seconds", "How late the event loop is.", self._app.metrics.loop_delay
+        )
         yield GaugeMetricFamily("topics_pressure", "0 none, 1 coalesce, 2 pause, 3 throttle.", self._app.pressure.level)
-        yield CounterMetricFamily("topics_throttled", "Requests answered with 429.", self.throttled)
+        yield CounterMetricFamily("topics_throttled", "Requests answered with 429.", self._app.metrics.throttled)
 
     def _engine(self) -> Iterator[Metric]:
         engine = self._app.engine
         committer = engine.committer
-        yield CounterMetricFamily("topics_records_appended", "Records written.", self.records_appended)
-        yield CounterMetricFamily("topics_records_read", "Records delivered by diff.", self.records_read)
+        syncs = self._app.metrics.syncs
+        yield CounterMetricFamily("topics_records_appended", "Records written.", self._app.metrics.records_appended)
+        yield CounterMetricFamily("topics_records_read", "Records delivered by diff.", self._app.metrics.records_read)
         tombstones = CounterMetricFamily("topics_tombstones", "Losses told to readers, by reason.", labels=["reason"])
-        for reason, count in self.tombstones.items():
+        for reason, count in self._app.metrics.tombstones.items():
             tombstones.add_metric([reason], count)
         yield tombstones
         yield CounterMetricFamily("topics_wal_bytes", "Bytes written to the WAL.", committer.wal.bytes_written)
         yield CounterMetricFamily("topics_wal_batches", "Writes of the WAL: one per turn.", committer.writes)
         yield CounterMetricFamily("topics_wal_fsyncs", "Syncs of the WAL.", committer.syncs)
-        yield HistogramMetricFamily(
-            "topics_wal_fsync_seconds", "Time of a WAL sync.", self.syncs.cumulative(), self.syncs.sum
-        )
+        yield HistogramMetricFamily("topics_wal_fsync_seconds", "Time of a WAL sync.", syncs.cumulative(), syncs.sum)
         yield CounterMetricFamily("topics_checkpoints", "Checkpoints taken.", engine.checkpointer.completed)
         yield GaugeMetricFamily(
             "topics_read_only", "1 when the log takes no writes.", int(committer.read_only is not None)
@@ -128,8 +138,9 @@ class Metrics:
         yield GaugeMetricFamily("topics_bytes", "Bytes of data + meta of live records.", state.store.live_bytes)
         yield GaugeMetricFamily("topics_evicted_seqs", "Seqs below the evict floors.", evicted)
         most = self._app.settings.metrics_topics
-        shown = [state.by_name[name] for name in state.names[:most]]
-        hidden = len(state.names) - len(shown)
+        names = [name for name in state.names if self._key.may_see(name)]
+        shown = [state.by_name[name] for name in names[:most]]
+        hidden = len(names) - len(shown)
         yield GaugeMetricFamily("topics_topics_not_listed", "Topics beyond TOPICS_METRICS_TOPICS.", hidden)
         for field, help_text in _PER_TOPIC:
             family = GaugeMetricFamily(f"topics_topic_{field}", help_text, labels=["topic"])

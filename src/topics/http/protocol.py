@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from topics.core.errors import InvalidRequest, PayloadTooLarge, TopicsError, UnsupportedMediaType
+from topics.core.errors import InvalidRequest, PayloadTooLarge, Throttled, TopicsError, UnsupportedMediaType
 from topics.http.exchange import Exchange, Headers
 
 if TYPE_CHECKING:
@@ -30,13 +30,16 @@ _HEADS = {
     % (status.value, status.phrase.encode())
     for status in HTTPStatus
 }
+# Headers that must not come twice.
+_SINGLE = (b"content-length", b"host", b"transfer-encoding", b"authorization", b"content-type")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HttpProtocol(asyncio.Protocol):
     __slots__ = (
-        *("_app", "_body", "_body_size", "_closing", "_head_size", "_headers", "_headers_done", "_is_paused"),
-        *("_is_started", "_line", "_parser", "_refusal", "_start", "_successor", "_target", "deadline", "transport"),
+        *("_app", "_body", "_body_size", "_closing", "_fed", "_head_size", "_headers", "_headers_done", "_in_message"),
+        *("_is_paused", "_is_pumping", "_is_reading", "_is_started", "_line", "_parser", "_refusal", "_start"),
+        *("_successor", "_target", "_waiting", "deadline", "transport"),
     )
 
     def __init__(self, app: App) -> None:
@@ -44,20 +47,27 @@ class HttpProtocol(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport | None = None
         self.deadline = 0.0
-        # Exchanges in the order of their requests; the first ones that are answered go out.
+        # Exchanges in the order of their requests: those that have begun, whose answers go out in that order, and those
+        # that wait for their turn.
         self._line: deque[Exchange] = deque()
+        self._waiting: deque[Exchange] = deque()
         self._successor: asyncio.Protocol | None = None
         self._start = b""
         self._is_started = False
         self._is_paused = False
+        self._is_pumping = False
+        self._is_reading = True
         self._closing = False
         self._reset()
 
     def _reset(self) -> None:
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
+        self._in_message = False
         self._headers_done = False
+        # Bytes of the request line and headers: those that are parsed, and those that the parser may be holding.
         self._head_size = 0
+        self._fed = 0
         self._body: list[bytes] = []
         self._body_size = 0
         self._refusal: TopicsError | None = None
@@ -67,8 +77,18 @@ class HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop has transports of its own.
         self.transport = cast("asyncio.Transport", transport)
+        most = self._app.settings.max_connections
+        is_full = most and len(self._app.connections) >= most
         self._app.connections.add(self)
         self._wait(self._app.settings.header_timeout_ms)
+        if is_full:
+            self._refuse(
+                Throttled(
+                    f"there are {most} connections, TOPICS_MAX_CONNECTIONS is {most}",
+                    limit="TOPICS_MAX_CONNECTIONS",
+                    max=most,
+                )
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._app.connections.discard(self)
@@ -76,9 +96,14 @@ class HttpProtocol(asyncio.Protocol):
             self._successor.connection_lost(exc)
         self._closing = True
         self.transport = None
-        for exchange in self._line:
-            exchange.cancel()
+        self._drop_all()
+
+    def _drop_all(self) -> None:
+        dropped = [*self._line, *self._waiting]
         self._line.clear()
+        self._waiting.clear()
+        for exchange in dropped:
+            exchange.cancel()
 
     def _wait(self, ms: int) -> None:
         # The time of the last tick is near enough for a timeout.
@@ -86,15 +111,12 @@ class HttpProtocol(asyncio.Protocol):
 
     def check_deadline(self, now: float) -> None:
         """Called now and then: closes a connection on which nothing happened for too long."""
-        if now >= self.deadline and not self._line and self.transport is not None and self._successor is None:
-            if self._head_size or self._headers_done:
-                self._refuse(InvalidRequest("the request took too long to arrive"))
-            else:
-                self.transport.close()
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._line and not self._head_size and not self._headers_done and self._successor is None
+        if now < self.deadline or self._line or self.transport is None or self._successor is not None:
+            return
+        if self._in_message:
+            self._refuse(InvalidRequest("the request took too long to arrive"))
+        else:
+            self.transport.close()
 
     def close_when_idle(self) -> None:
         """At shutdown: what is in flight is answered, then the connection ends."""
@@ -103,21 +125,28 @@ class HttpProtocol(asyncio.Protocol):
             closer = getattr(self._successor, "close_when_idle", None)
             if closer is not None:
                 closer()
-        elif not self._line and self.transport is not None:
+        elif not self._line and not self._waiting and self.transport is not None:
             self.transport.close()
 
     def pause_writing(self) -> None:
         self._is_paused = True
-        if self.transport is not None:
-            self.transport.pause_reading()
+        self._regulate()
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._resume_reading()
+        self._pump()
 
-    def _resume_reading(self) -> None:
-        if self.transport is not None and not self._is_paused and len(self._line) < _MAX_PIPELINED:
-            self.transport.resume_reading()
+    def _regulate(self) -> None:
+        """Reads on exactly while the client takes its answers and not too many requests wait."""
+        if self.transport is None or self._successor is not None or self._closing:
+            return
+        may_read = not self._is_paused and len(self._line) + len(self._waiting) < _MAX_PIPELINED
+        if may_read != self._is_reading:
+            self._is_reading = may_read
+            if may_read:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
 
     # -- bytes in --------------------------------------------------------------------------------------------------
 
@@ -135,21 +164,24 @@ class HttpProtocol(asyncio.Protocol):
                 return
             self._start = b""
             self._is_started = True
-        if self._closing:
-            return
-        if not self._headers_done:
-            if not self._head_size:
-                self._wait(self._app.settings.header_timeout_ms)
-            self._head_size += len(data)
+        while data and not self._closing:
+            data = self._feed(data)
+
+    def _feed(self, data: bytes) -> bytes:
+        """Gives the parser what came; returns what it did not take."""
+        if self._in_message and not self._headers_done:
+            self._fed += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(InvalidRequest("this connection cannot be upgraded"))
+        except httptools.HttpParserUpgrade as upgrade:
+            # An Upgrade that we do not know is a request like any other; the parser has to be told.
+            self._parser = httptools.HttpRequestParser(self)
+            return data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"the request is malformed: {error}"))
-        else:
-            if not self._headers_done and self._head_size > self._app.settings.max_header_bytes and not self._closing:
-                self._refuse_head()
+        if self._in_message and not self._headers_done and self._fed > self._app.settings.max_header_bytes:
+            self._refuse_head()
+        return b""
 
     def _become_h2(self, data: bytes) -> None:
         from topics.http.h2_protocol import H2Protocol
@@ -160,7 +192,11 @@ class HttpProtocol(asyncio.Protocol):
         self._successor.data_received(data)
 
     def eof_received(self) -> bool:
-        return False
+        """The client sends no more; it may still wait for what it asked."""
+        if self._successor is not None or not (self._line or self._waiting):
+            return False
+        self._closing = True
+        return True
 
     def _refuse_head(self) -> None:
         most = self._app.settings.max_header_bytes
@@ -172,20 +208,31 @@ class HttpProtocol(asyncio.Protocol):
             return
         self._closing = True
         exchange = self._exchange("GET", b"/")
-        exchange.is_started = True
+        self._line.append(exchange)
         exchange.keep_alive = False
         exchange.fail(error)
 
     # -- the parser's callbacks ------------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        self._in_message = True
+        self._wait(self._app.settings.header_timeout_ms)
+
     def on_url(self, url: bytes) -> None:
         self._target += url
+        self._head_size += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_size += len(name) + len(value) + 4
+        if self._headers_done:
+            # A trailer: it counts, and is dropped; nothing that we look at may come behind the body.
+            if self._head_size > self._app.settings.max_header_bytes:
+                self._refuse_head()
+            return
         name = name.lower()
         headers = self._headers
         if name in headers:
-            if name in (b"content-length", b"host", b"transfer-encoding", b"authorization", b"content-type"):
+            if name in _SINGLE:
                 self._refusal = InvalidRequest(f"the header {name.decode('latin-1')} appears twice")
             headers[name] += b", " + value
         elif len(headers) >= _MAX_HEADERS:
@@ -195,35 +242,37 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._headers_done = True
-        headers = self._headers
-        limits = self._app.settings.limits
-        if (
-            self._head_size > self._app.settings.max_header_bytes
-            and len(self._target) + sum([len(name) + len(value) for name, value in headers.items()])
-            > self._app.settings.max_header_bytes
-        ):
-            self._refusal = InvalidRequest(
-                f"the request line and headers have more than {self._app.settings.max_header_bytes} bytes"
-            )
-        if b"transfer-encoding" in headers:
-            if b"content-length" in headers:
-                self._refusal = InvalidRequest("content-length and transfer-encoding exclude each other")
-            elif headers[b"transfer-encoding"].lower() != b"chunked":
-                self._refusal = InvalidRequest("transfer-encoding must be chunked")
-        elif b"content-length" in headers and limits.max_body_bytes:
-            length = headers[b"content-length"]
-            if length.isdigit() and int(length[:20]) > limits.max_body_bytes:
-                self._refusal = _too_large(int(length[:20]), limits.max_body_bytes)
-        if b"host" not in headers and self._parser.get_http_version() == "1.1":
-            self._refusal = InvalidRequest("the header host is required")
-        if self._refusal is not None:
-            self._refuse(self._refusal)
+        if self._head_size > self._app.settings.max_header_bytes:
+            self._refuse_head()
             return
-        if b"expect" in headers:
+        headers = self._headers
+        version = self._parser.get_http_version()
+        refusal = self._refusal or self._check_framing(headers, version)
+        if refusal is not None:
+            self._refuse(refusal)
+        elif b"expect" in headers and version == "1.1":
             if headers[b"expect"].lower() != b"100-continue":
                 self._refuse(InvalidRequest("expect must be 100-continue"))
-            elif self.transport is not None and not self._line:
+            elif self.transport is not None and not self._line and not self._waiting:
                 self.transport.write(_CONTINUE)
+
+    def _check_framing(self, headers: dict[bytes, bytes], version: str) -> TopicsError | None:
+        """Where a request ends must be beyond doubt; what two servers may read differently is refused."""
+        if version not in ("1.0", "1.1"):
+            return InvalidRequest(f"HTTP/{version} is not spoken here; HTTP/1.1 and HTTP/2 are")
+        if b"host" not in headers and version == "1.1":
+            return InvalidRequest("the header host is required")
+        if b"transfer-encoding" in headers:
+            if b"content-length" in headers:
+                return InvalidRequest("content-length and transfer-encoding exclude each other")
+            if headers[b"transfer-encoding"].lower() != b"chunked":
+                return InvalidRequest("transfer-encoding must be chunked")
+        elif b"content-length" in headers:
+            most = self._app.settings.limits.max_body_bytes
+            length = headers[b"content-length"]
+            if most and length.isdigit() and int(length[:20]) > most:
+                return too_large(int(length[:20]), most)
+        return None
 
     def on_body(self, data: bytes) -> None:
         if self._closing:
@@ -232,7 +281,7 @@ class HttpProtocol(asyncio.Protocol):
         most = self._app.settings.limits.max_body_bytes
         if most and self._body_size > most:
             self._body.clear()
-            self._refuse(_too_large(self._body_size, most))
+            self._refuse(too_large(self._body_size, most))
             return
         self._wait(self._app.settings.body_timeout_ms)
         self._body.append(data)
@@ -240,92 +289,105 @@ class HttpProtocol(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._closing:
             return
-        method = self._parser.get_method().decode("ascii")
+        parser = self._parser
+        method = parser.get_method().decode("ascii")
         exchange = self._exchange(method, self._target)
-        exchange.keep_alive = self._parser.should_keep_alive()
+        self._waiting.append(exchange)
+        exchange.keep_alive = method != "CONNECT" and (parser.should_keep_alive() or parser.should_upgrade())
+        exchange.is_old = parser.get_http_version() == "1.0"
         body = self._body
         exchange.body = body[0] if len(body) == 1 else b"".join(body)
         self._reset()
         if not exchange.keep_alive:
             self._closing = True
         self._wait(self._app.settings.idle_timeout_ms)
-        self._advance()
-        if len(self._line) >= _MAX_PIPELINED and self.transport is not None:
-            self.transport.pause_reading()
+        self._pump()
 
     def _exchange(self, method: str, target: bytes) -> Exchange:
-        exchange = Exchange(self._app, self, method, target, self._headers, b"")
-        self._line.append(exchange)
-        return exchange
+        return Exchange(self._app, self, method, target, self._headers, b"")
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
-        """Starts what may start. Writes to topics may overlap: the log's order is theirs; all else waits its turn."""
-        line = self._line
-        if len(line) == 1:
-            self._begin(line[0])
+    def _pump(self) -> None:
+        """Begins what may begin and sends what may be sent, until nothing changes. A loop, because each answer may let
+        the next request begin, and that one may be answered at once."""
+        if self._is_pumping:
             return
-        for exchange in list(line):
-            if not exchange.is_started:
-                if exchange is not line[0] and not self._app.overlaps(exchange):
-                    return
-                self._begin(exchange)
-            if not exchange.answered and not self._app.overlaps(exchange):
-                return
+        self._is_pumping = True
+        try:
+            while self._begin_next() or self._send_ready():
+                pass
+        finally:
+            self._is_pumping = False
+        self._regulate()
 
-    def _begin(self, exchange: Exchange) -> None:
-        exchange.is_started = True
-        if not exchange.answered:
-            self._app.handle(exchange)
+    def _begin_next(self) -> bool:
+        """Writes to topics may overlap: the log's order is theirs. All else waits until what was before is answered."""
+        if not self._waiting or self._is_paused:
+            return False
+        exchange = self._waiting[0]
+        overlaps = self._app.overlaps(exchange)
+        if self._line and not (overlaps and self._app.overlaps(self._line[-1])):
+            return False
+        self._line.append(self._waiting.popleft())
+        self._app.handle(exchange)
+        return True
 
     def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
         """An exchange has its answer; it goes out when those before it are out."""
         accepts = exchange.headers.get(b"accept-encoding")
-        if accepts is not None and len(body) >= GZIP_FROM and b"gzip" in accepts:
+        if accepts is not None and len(body) >= GZIP_FROM and accepts_gzip(accepts):
             body = gzip(body)
             headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
-        if not headers and exchange.keep_alive:
+        if not headers and exchange.keep_alive and not exchange.is_old:
             head = _HEADS[status] % (content_type, len(body))
         else:
             extra = b"".join([b"%b: %b\r\n" % header for header in headers])
             if not exchange.keep_alive:
                 extra += b"connection: close\r\n"
-            head = _HEADS[status][:-2] % (content_type, len(body)) + extra + b"\r\n"
+            elif exchange.is_old:
+                extra += b"connection: keep-alive\r\n"
+            if status == 204:
+                head = b"HTTP/1.1 204 No Content\r\n" + extra + b"\r\n"
+            else:
+                head = _HEADS[status][:-2] % (content_type, len(body)) + extra + b"\r\n"
         exchange.reply = [head] if exchange.method == "HEAD" or status == 204 else [head, body]
-        if exchange is self._line[0]:
-            self._send_ready()
+        if self._line and exchange is self._line[0]:
+            self._pump()
 
-    def _send_ready(self) -> None:
+    def _send_ready(self) -> bool:
         """Sends the answers at the head of the line."""
         line = self._line
         transport = self.transport
-        if transport is None:
-            return
+        if transport is None or not line or line[0].reply is None:
+            return False
         out: list[bytes] = []
-        ended = False
-        while line and line[0].reply is not None:
+        is_last = False
+        while line and line[0].reply is not None and not is_last:
             exchange = line.popleft()
             out += exchange.reply or ()
-            if not exchange.keep_alive or (self._closing and not line):
-                ended = True
-                break
+            is_last = not exchange.keep_alive or (self._closing and not line and not self._waiting)
         transport.writelines(out)
-        if ended:
+        if is_last:
             self._closing = True
-            for exchange in line:
-                exchange.cancel()
-            line.clear()
+            self._drop_all()
             transport.close()
-        elif line:
-            if not line[0].is_started:
-                self._advance()
-            if len(line) == _MAX_PIPELINED - 1:
-                self._resume_reading()
+            return False
+        return True
 
 
-def _too_large(size: int, most: int) -> PayloadTooLarge:
+def too_large(size: int, most: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the body has {size} bytes or more, TOPICS_MAX_BODY_BYTES is {most}")
+
+
+def accepts_gzip(header: bytes) -> bool:
+    """Whether an Accept-Encoding asks for gzip, and not with q=0."""
+    for item in header.lower().split(b","):
+        name, _, parameters = item.partition(b";")
+        if name.strip() in (b"gzip", b"*"):
+            quality = parameters.replace(b" ", b"").removeprefix(b"q=")
+            return not quality or quality.strip(b"0.") != b""
+    return False
 
 
 def gzip(body: bytes) -> bytes:
@@ -341,7 +403,7 @@ def gunzip(body: bytes, most: int) -> bytes:
     except zlib.error:
         raise InvalidRequest("the body is not valid gzip") from None
     if most and len(plain) > most:
-        raise _too_large(len(plain), most)
+        raise too_large(len(plain), most)
     if not unpacker.eof or unpacker.unused_data:
         raise InvalidRequest("the body is not one whole gzip stream")
     return plain

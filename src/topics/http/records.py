@@ -17,7 +17,7 @@ from topics.engine.engine import DeleteResult
 from topics.engine.read import Diff, Query, RunWalk, make_query
 from topics.engine.topic import Topic
 from topics.http import arrow
-from topics.http.app import App, check_scope, need_json
+from topics.http.app import App, check_name, check_scope, need_json
 from topics.http.auth import Scope
 from topics.http.exchange import JSON, Exchange
 from topics.http.messages import DeleteRequest, DiffRequest
@@ -37,37 +37,40 @@ def write(app: App, exchange: Exchange, name: str) -> None:
     if headers.get(b"content-type") == JSON:
         request: AnyWrite = decode_write(body, app.limits)
     elif arrow.is_arrow(headers.get(b"content-type")):
-        request = arrow.decode_write(body, exchange.query, app.limits)
+        request = arrow.decode_write(body, app.limits, exchange.flag("create", True), exchange.query.get("node"))
     else:
         need_json(exchange)
         request = decode_write(body, app.limits)
     if request.config is not None:
         check_scope(exchange, Scope.ADMIN)
+        check_name(exchange, request.config.get("dead_letter"))
     if request.idempotency_key is None and b"idempotency-key" in exchange.headers:
         key = exchange.headers[b"idempotency-key"].decode("latin-1")
         request.idempotency_key = check_text("Idempotency-Key", key, MAX_IDEMPOTENCY_KEY)
-    if exchange.raw_query and "txn" in exchange.query:
-        spool(app, exchange, name, request)
-        return
+    return_seqs = True
+    if exchange.raw_query:
+        return_seqs = exchange.flag("return_seqs", True)
+        if exchange.query.keys() & {"txn", "part", "chunk"}:
+            spool(app, exchange, name, request)
+            return
     if app.pressure.level >= 3:
         if request.disable_backpressure:
-            app.when_relieved(lambda: _write_late(app, exchange, name, request))
+            app.when_relieved(lambda: _write_late(app, exchange, name, request, return_seqs))
             return
         app.pressure.check()
-    _write(app, exchange, name, request)
+    _write(app, exchange, name, request, return_seqs)
 
 
-def _write_late(app: App, exchange: Exchange, name: str, request: AnyWrite) -> None:
+def _write_late(app: App, exchange: Exchange, name: str, request: AnyWrite, return_seqs: bool) -> None:
     if not exchange.is_cancelled:
         try:
-            _write(app, exchange, name, request)
+            _write(app, exchange, name, request, return_seqs)
         except Exception as error:
             app.refuse(exchange, error)
 
 
-def _write(app: App, exchange: Exchange, name: str, request: AnyWrite) -> None:
+def _write(app: App, exchange: Exchange, name: str, request: AnyWrite, return_seqs: bool) -> None:
     commit = app.engine.write(name, request)
-    return_seqs = not exchange.raw_query or exchange.flag("return_seqs", True)
     committer = app.engine.committer
 
     def answer(result: WriteResult) -> None:
@@ -189,7 +192,7 @@ class Reading:
         if answer.tombstone is not None:
             metrics.count_tombstone(answer.tombstone.reason)
         if self._as_arrow:
-            exchange.send(200, arrow.encode_diff(answer), arrow.MEDIA_TYPE)
+            exchange.send(200, arrow.encode_diff(answer, self._query.include_meta), arrow.MEDIA_TYPE)
             return
         timing = b'{"server_total_ms":%.3f,"records_scanned":%d}' % (exchange.elapsed_ms(), answer.scanned)
         exchange.send(200, answer.to_json(timing))

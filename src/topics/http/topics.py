@@ -9,7 +9,7 @@ import msgspec
 from topics.core.config import ConfigPatch
 from topics.core.limits import MAX_PAGE_SIZE
 from topics.engine.engine import PutResult, TopicState
-from topics.http.app import App
+from topics.http.app import App, check_name
 from topics.http.exchange import Exchange
 
 _decode_patch = msgspec.json.Decoder(ConfigPatch)
@@ -17,9 +17,7 @@ _decode_patch = msgspec.json.Decoder(ConfigPatch)
 
 def put(app: App, exchange: Exchange, name: str) -> None:
     patch: ConfigPatch = app.body_of(exchange, _decode_patch, empty=b"{}")
-    if isinstance(patch.dead_letter, str):
-        assert exchange.key is not None
-        exchange.key.need_topic(patch.dead_letter)
+    check_name(exchange, patch.dead_letter)
 
     def answer(result: PutResult) -> None:
         exchange.answer(msgspec.structs.asdict(result), 201 if result.created else 200)

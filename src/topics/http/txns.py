@@ -7,7 +7,7 @@ import msgspec
 from topics.core.errors import InvalidRequest
 from topics.core.records import AnyWrite
 from topics.engine.transactions import TxnResult
-from topics.http.app import App
+from topics.http.app import App, check_name
 from topics.http.exchange import Exchange
 from topics.http.messages import CommitRequest
 
@@ -15,10 +15,9 @@ _decode_commit = msgspec.json.Decoder(CommitRequest)
 
 
 def spool(app: App, exchange: Exchange, name: str, request: AnyWrite) -> None:
-    part = exchange.query.get("part")
-    if part is None or "chunk" not in exchange.query:
+    txn, part = exchange.query.get("txn"), exchange.query.get("part")
+    if txn is None or part is None or "chunk" not in exchange.query:
         raise InvalidRequest("txn, part and chunk go together")
-    txn = exchange.query["txn"]
     chunk = exchange.number("chunk")
     spooled = app.engine.transactions.spool(txn, name, part, chunk, request, owner=_owner(exchange))
     exchange.answer(
@@ -35,10 +34,9 @@ def spool(app: App, exchange: Exchange, name: str, request: AnyWrite) -> None:
 
 def commit(app: App, exchange: Exchange, txn: str) -> None:
     request: CommitRequest = app.body_of(exchange, _decode_commit)
-    assert exchange.key is not None
     for part in request.parts:
         for name in part.records:
-            exchange.key.need_topic(name)
+            check_name(exchange, name)
     staged = app.engine.transactions.commit(
         txn, request.parts, request.client_id, request.client_seq, owner=_owner(exchange)
     )
