@@ -16,7 +16,7 @@ from topics.core.errors import (
     TopicFull,
 )
 from topics.core.limits import MAX_INTEGER, RESERVE_AHEAD, Limits
-from topics.core.records import AnyWrite, Batch, PlainRecord, Record, render, size_of
+from topics.core.records import AnyWrite, Batch, PlainRecord, PlainWrite, Record, render, render_run, size_of
 from topics.core.tombstone import Hole
 from topics.engine import frames, retention
 from topics.engine.commit import Commit, Committer, Level
@@ -55,6 +55,13 @@ class WriteResult(msgspec.Struct):
     @property
     def count(self) -> int:
         return self.appended.count
+
+
+class SharedResult(msgspec.Struct):
+    """Where a run of several writes begins; their records follow one another."""
+
+    first_seq: int
+    head_seq: int
 
 
 class Appender:
@@ -99,6 +106,31 @@ class Appender:
         if not commit.done:
             self._note_inflight(topic, write, commit)
         return commit
+
+    def write_shared(self, topic: Topic, writes: Sequence[PlainWrite], now: int) -> Commit:
+        """Plain writes that arrived together, as one run: flat, and for the hot path only.
+
+        Nothing of them needs an answer of its own beside its seqs: no key, no producer, no cap that refuses.
+        """
+        records = [record for write in writes for record in write.records] if len(writes) > 1 else writes[0].records
+        if self._limits.max_total_bytes:
+            self.check_total(topic.store.live_bytes)
+        self.check_seqs(topic.name, topic.staged_seq, records)
+        batch = render_run(records, None, topic.staged_seq, now)
+        last_seq = batch.last_seq
+        topic.staged_seq = last_seq + 1
+        durability = topic.staged_config.durability
+        events = (frames.appended(topic.epoch, batch),) if durability != "ephemeral" else ()
+        level = Level.SYNCED if self.reserve(topic, last_seq, now) else _LEVELS[durability]
+        pieces = [batch]
+        self.hold(topic, pieces)
+
+        def publish() -> SharedResult:
+            self.release(topic, pieces)
+            self.publish_pieces(topic, pieces)
+            return SharedResult(batch.first_seq, topic.next_seq - 1)
+
+        return self._committer.stage(level, (topic,), events, publish)
 
     def check_fits(
         self, name: str, config: TopicConfig, records: Sequence[Record], live_count: int, live_bytes: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from topics.core.config import ConfigPatch, TopicConfig, parse_patch, resolve
 from topics.core.errors import InvalidRequest, ShuttingDown, StorageFault, Throttled, TopicNotEmpty, TopicNotFound
 from topics.core.limits import MAX_INTEGER, MAX_PAGE_SIZE, Limits
 from topics.core.names import check_topic_name
-from topics.core.records import AnyWrite
+from topics.core.records import AnyWrite, PlainWrite
 from topics.core.selector import Selector
 from topics.core.tombstone import Hole
 from topics.engine import deletion, frames, read, retention
@@ -270,6 +270,14 @@ class Engine:
         new = topic
         self.committer.stage(Level.SYNCED, (new,), (event,), lambda: self.state.add(new))
         return self.appender.write(new, write, self.time.now(), created=True)
+
+    def write_shared(self, name: str, writes: Sequence[PlainWrite]) -> Commit:
+        """Appends several plain writes to a topic that exists as one commit; the result is a `SharedResult`."""
+        self.check_open()
+        topic = self._staged.get(name)
+        if topic is None:
+            raise TopicNotFound(f"topic {name!r} was deleted")
+        return self.appender.write_shared(topic, writes, self.time.now())
 
     def config_of(self, write: AnyWrite) -> ConfigPatch:
         """What a write asks of the topic that it would create."""

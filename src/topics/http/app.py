@@ -30,6 +30,7 @@ from topics.http.metrics import Metrics
 from topics.http.pressure import Pressure
 from topics.http.protocol import HttpProtocol, decode_body
 from topics.http.settings import Settings
+from topics.http.sharing import SharedWrites
 
 TICK_SECONDS = 0.02
 _SWEEP_TICKS = 50
@@ -69,6 +70,7 @@ class App:
         self.is_closing = False
         self.started = time.monotonic()
         self.metrics = Metrics()
+        self.shared = SharedWrites(self)
         self.pressure = Pressure(settings.pressure_delay_ms, settings.pressure_bytes)
         self._routes = ROUTES
         self._turn_is_open = False
@@ -87,6 +89,7 @@ class App:
 
     def _flush(self) -> None:
         self._turn_is_open = False
+        self.shared.stage_all()
         self.engine.flush()
 
     def start_ticking(self) -> None:

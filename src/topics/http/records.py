@@ -12,7 +12,6 @@ from topics.core.limits import MAX_IDEMPOTENCY_KEY, MAX_WAIT_MS
 from topics.core.records import AnyWrite, decode_write
 from topics.core.selector import parse_selector
 from topics.engine.append import WriteResult
-from topics.engine.commit import Level
 from topics.engine.engine import DeleteResult
 from topics.engine.read import Diff, Query, RunWalk, make_query
 from topics.engine.topic import Topic
@@ -22,6 +21,7 @@ from topics.http.auth import Scope
 from topics.http.exchange import JSON, Exchange
 from topics.http.messages import DeleteRequest, DiffRequest
 from topics.http.protocol import decode_body
+from topics.http.sharing import answer_write
 from topics.http.txns import spool
 
 _decode_diff = msgspec.json.Decoder(DiffRequest)
@@ -58,7 +58,10 @@ def write(app: App, exchange: Exchange, name: str) -> None:
             app.when_relieved(lambda: _write_late(app, exchange, name, request, return_seqs))
             return
         app.pressure.check()
-    _write(app, exchange, name, request, return_seqs)
+    if app.shared.add(name, exchange, request, return_seqs):
+        app.end_turn()
+    else:
+        _write(app, exchange, name, request, return_seqs)
 
 
 def _write_late(app: App, exchange: Exchange, name: str, request: AnyWrite, return_seqs: bool) -> None:
@@ -70,35 +73,15 @@ def _write_late(app: App, exchange: Exchange, name: str, request: AnyWrite, retu
 
 
 def _write(app: App, exchange: Exchange, name: str, request: AnyWrite, return_seqs: bool) -> None:
+    # Its place in the log is behind what came before it.
+    app.shared.stage(name)
     commit = app.engine.write(name, request)
-    committer = app.engine.committer
 
     def answer(result: WriteResult) -> None:
         app.metrics.records_appended += 0 if result.deduped else result.count
-        appended = result.appended
-        if not return_seqs:
-            listed = b""
-        elif appended.first_seq == appended.last_seq:
-            listed = b'"seqs":[%d],' % appended.first_seq
-        else:
-            listed = b'"seqs":[%b],' % ",".join(map(str, appended.seqs)).encode()
-        exchange.send(
-            201 if result.created else 200,
-            b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
-            b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
-            % (
-                name.encode(),
-                appended.first_seq,
-                appended.last_seq,
-                listed,
-                result.head_seq,
-                appended.count,
-                b"true" if result.created else b"false",
-                b"true" if result.deduped else b"false",
-                exchange.elapsed_ms(),
-                committer.write_seconds * 1000 if commit.level != Level.ACCEPTED else 0.0,
-                committer.sync_seconds * 1000 if commit.level == Level.SYNCED else 0.0,
-            ),
+        answer_write(
+            *(app, exchange, commit, name, result.seqs, result.head_seq, return_seqs),
+            *(result.last_seq, result.count, result.created, result.deduped),
         )
 
     app.when_done(exchange, commit, answer)
