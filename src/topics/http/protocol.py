@@ -292,7 +292,6 @@ class HttpProtocol(asyncio.Protocol):
         parser = self._parser
         method = parser.get_method().decode("ascii")
         exchange = self._exchange(method, self._target)
-        self._waiting.append(exchange)
         exchange.keep_alive = method != "CONNECT" and (parser.should_keep_alive() or parser.should_upgrade())
         exchange.is_old = parser.get_http_version() == "1.0"
         body = self._body
@@ -301,7 +300,12 @@ class HttpProtocol(asyncio.Protocol):
         if not exchange.keep_alive:
             self._closing = True
         self._wait(self._app.settings.idle_timeout_ms)
-        self._pump()
+        if self._line or self._waiting or self._is_paused:
+            self._waiting.append(exchange)
+            self._pump()
+        else:
+            self._line.append(exchange)
+            self._app.handle(exchange)
 
     def _exchange(self, method: str, target: bytes) -> Exchange:
         return Exchange(self._app, self, method, target, self._headers, b"")
@@ -352,8 +356,15 @@ class HttpProtocol(asyncio.Protocol):
             else:
                 head = _HEADS[status][:-2] % (content_type, len(body)) + extra + b"\r\n"
         exchange.reply = [head] if exchange.method == "HEAD" or status == 204 else [head, body]
-        if self._line and exchange is self._line[0]:
+        line = self._line
+        if not line or exchange is not line[0]:
+            return
+        if self._waiting or len(line) > 1 or self._closing or not exchange.keep_alive or self.transport is None:
             self._pump()
+        else:
+            # Alone on its connection, as most are: out with it.
+            line.popleft()
+            self.transport.writelines(exchange.reply)
 
     def _send_ready(self) -> bool:
         """Sends the answers at the head of the line."""
