@@ -32,7 +32,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class Exchange:
     __slots__ = (
         *("_app", "_channel", "_query", "answered", "body", "headers", "is_cancelled", "keep_alive", "key", "method"),
-        *("is_old", "on_cancel", "path", "raw_query", "reply", "route", "started", "status"),
+        *("hurry", "is_old", "on_cancel", "path", "raw_query", "reply", "route", "started", "status"),
     )
 
     def __init__(
@@ -56,6 +56,8 @@ class Exchange:
         # The client is gone: `on_cancel` gives back what a waiting request holds.
         self.is_cancelled = False
         self.on_cancel: Callable[[], None] | None = None
+        # Ends a request that waits, with what there is.
+        self.hurry: Callable[[], None] | None = None
         self.key: Key | None = None
         self.route = "unknown"
         self.status = 0

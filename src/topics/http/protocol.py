@@ -192,11 +192,14 @@ class HttpProtocol(asyncio.Protocol):
         self._successor.data_received(data)
 
     def eof_received(self) -> bool:
-        """The client sends no more; it may still wait for what it asked."""
+        """The client sends no more, or is gone: nobody can tell. It gets what is on its way; reads do not wait on."""
         if self._successor is not None or not (self._line or self._waiting):
             return False
         self._closing = True
-        return True
+        for exchange in list(self._line):
+            if exchange.hurry is not None:
+                exchange.hurry()
+        return bool(self._line or self._waiting)
 
     def _refuse_head(self) -> None:
         most = self._app.settings.max_header_bytes

@@ -133,6 +133,7 @@ class Reading:
         self._deadline = app.clock() + wait_ms / 1000
         self._timer = app.loop.call_at(self._deadline, self._on_deadline)
         self._exchange.on_cancel = self._stop
+        self._exchange.hurry = self._on_deadline
         app.readings.add(self._on_deadline)
         self._topic = app.engine.when_changed(self._name, self._on_change)
 
