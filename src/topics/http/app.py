@@ -27,13 +27,14 @@ from topics.engine.engine import Engine
 from topics.http.auth import Key, Keys, Scope
 from topics.http.exchange import JSON, Exchange
 from topics.http.metrics import Metrics
-from topics.http.pressure import Pressure
+from topics.http.pressure import Deliveries, Pressure
 from topics.http.protocol import HttpProtocol, decode_body
 from topics.http.settings import Settings
 from topics.http.sharing import SharedWrites
 
 TICK_SECONDS = 0.02
 _SWEEP_TICKS = 50
+_WIDER_TURN = 0.001
 _encode = msgspec.json.Encoder().encode
 
 Handler = Callable[["App", Exchange, str], None]
@@ -71,6 +72,7 @@ class App:
         self.started = time.monotonic()
         self.metrics = Metrics()
         self.shared = SharedWrites(self)
+        self.deliveries = Deliveries()
         self.pressure = Pressure(settings.pressure_delay_ms, settings.pressure_bytes)
         self._routes = ROUTES
         self._turn_is_open = False
@@ -85,7 +87,11 @@ class App:
         """Sees to it that what was staged is written when all requests of this moment have been handled."""
         if not self._turn_is_open:
             self._turn_is_open = True
-            self.loop.call_soon(self._flush)
+            if self.pressure.level:
+                # A wider turn: more writers share the write and the sync.
+                self.loop.call_later(_WIDER_TURN * self.pressure.level, self._flush)
+            else:
+                self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._turn_is_open = False
@@ -109,6 +115,8 @@ class App:
             for call in relief:
                 call()
         self.engine.tick()
+        if self.deliveries:
+            self.deliveries.run_some()
         self._ticks += 1
         if self._ticks % _SWEEP_TICKS == 0:
             for connection in list(self.connections):

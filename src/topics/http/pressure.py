@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from topics.core.errors import Throttled
+
+# What a delivery gains each tick that it waits: the lowest priority overtakes the highest within a second or two.
+_AGE_PER_TICK = 50.0
+_PER_TICK = 256
 
 
 class Pressure:
@@ -24,3 +30,24 @@ class Pressure:
     def check(self) -> None:
         if self.level >= 3:
             raise Throttled("the server is under pressure; try again", retry_after_ms=1000)
+
+
+class Deliveries:
+    """Delivery work that pressure has put off: the highest priority goes first, and whoever waits rises."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, Callable[[], None]]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put_off(self, priority: float, deliver: Callable[[], None]) -> None:
+        self._waiting.append((priority, deliver))
+
+    def run_some(self, most: int = _PER_TICK) -> None:
+        """Once per tick."""
+        self._waiting.sort(key=lambda each: each[0], reverse=True)
+        due, rest = self._waiting[:most], self._waiting[most:]
+        self._waiting = [(priority + _AGE_PER_TICK, deliver) for priority, deliver in rest]
+        for _, deliver in due:
+            deliver()

@@ -12,7 +12,7 @@ from topics.core.limits import MAX_IDEMPOTENCY_KEY, MAX_WAIT_MS
 from topics.core.records import AnyWrite, decode_write
 from topics.core.selector import parse_selector
 from topics.engine.append import WriteResult
-from topics.engine.engine import DeleteResult
+from topics.engine.engine import DeleteResult, effective_priority
 from topics.engine.read import Diff, Query, RunWalk, make_query
 from topics.engine.topic import Topic
 from topics.http import arrow
@@ -145,6 +145,16 @@ class Reading:
             self._app.readings.discard(self._on_deadline)
 
     def _on_change(self) -> None:
+        topic = self._topic
+        if topic is None:
+            return
+        if self._app.pressure.level >= 2 and not topic.dropped:
+            priority = effective_priority(topic, self._app.engine.time.latest)
+            self._app.deliveries.put_off(priority, self._deliver)
+        else:
+            self._deliver()
+
+    def _deliver(self) -> None:
         topic = self._topic
         if topic is None:
             return
