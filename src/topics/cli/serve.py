@@ -13,7 +13,7 @@ from topics.core.errors import TopicsError
 from topics.core.limits import Limits
 from topics.http.server import Server
 from topics.http.server import serve as run_server
-from topics.http.settings import Settings
+from topics.http.settings import Settings, url_of
 
 
 def _options(owner: type[msgspec.Struct]) -> list[inspect.Parameter]:
@@ -63,6 +63,7 @@ serve.__annotations__ = {parameter.name: parameter.annotation for parameter in _
 def _announce(server: Server) -> None:
     """What is in force, without secrets, and where to go."""
     shown = server.settings.shown()
-    print(f"topics serves {shown['data_dir']} on http://{server.settings.host}:{server.port}", flush=True)
+    url = url_of(server.settings.host, server.port)
+    print(f"topics serves {shown['data_dir']} on {url}", flush=True)
     print("  " + " ".join(f"{name}={value}" for name, value in sorted(shown.items())), flush=True)
-    print(f"  try: curl http://{server.settings.host}:{server.port}/v0/health", flush=True)
+    print(f"  try: curl {url}/v0/health", flush=True)

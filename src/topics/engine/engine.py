@@ -264,6 +264,7 @@ class Engine:
         if not write.create:
             raise TopicNotFound(f"topic {name!r} does not exist, and create is false")
         config = resolve(self.config_of(write), None, name)
+        self.appender.check_total(self.state.store.live_bytes)
         self.appender.check_fits(name, config, write.records, 0, 0)
         self.appender.check_seqs(name, config.seq_base, write.records)
         topic, event = self.stage_topic(name, config)

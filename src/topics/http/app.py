@@ -131,7 +131,10 @@ class App:
         self._relief.append(call)
 
     def end_waiting(self) -> None:
-        """At shutdown: reads that wait are answered with what there is."""
+        """At shutdown: reads that wait are answered with what there is, and writes that wait are made."""
+        relief, self._relief = self._relief, []
+        for call in relief:
+            call()
         readings, self.readings = self.readings, set()
         for end in readings:
             end()

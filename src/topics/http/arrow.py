@@ -141,6 +141,8 @@ def decode_write(body: bytes, limits: Limits, create: bool, node: str | None) ->
         table = pa.ipc.open_stream(body).read_all()
         # Offsets are the sender's: nothing may be looked at before they are proven to lie within their buffers.
         table.validate(full=True)
+        if len(set(table.column_names)) != len(table.column_names):
+            raise InvalidRequest("the Arrow stream has two columns of one name")
         columns = {name: _texts(pa, table, name) for name in _COLUMNS if name in table.column_names}
     except (pa.ArrowException, OSError, UnicodeDecodeError, struct.error) as error:
         raise InvalidRequest(f"the body is not an Arrow IPC stream: {str(error)[:200]}") from None

@@ -75,7 +75,12 @@ class Exchange:
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
-        return value.decode("latin-1") if value is not None else None
+        if value is None:
+            return None
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"the header {name.decode()} is not valid UTF-8") from None
 
     def flag(self, name: str, default: bool) -> bool:
         text = self.query.get(name) if self.raw_query else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, cast
 
 from h2.config import H2Configuration
@@ -38,6 +39,7 @@ class H2Protocol(asyncio.Protocol):
         self._streams: dict[int, _Stream] = {}
         self._transport: asyncio.Transport | None = None
         self._closing = False
+        self._deadline = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop has transports of its own.
@@ -51,6 +53,7 @@ class H2Protocol(asyncio.Protocol):
             }
         )
         self._h2.increment_flow_control_window(_WINDOW * 15)
+        self._moved_on()
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -58,6 +61,21 @@ class H2Protocol(asyncio.Protocol):
         for stream in list(self._streams.values()):
             stream.end()
         self._streams.clear()
+
+    def check_deadline(self, now: float) -> None:
+        """Ends a connection that is idle, or whose client neither finishes its request nor takes its answer."""
+        transport = self._transport
+        if transport is None or now < self._deadline:
+            return
+        if transport.is_closing() or any(stream.waits_for_client for stream in self._streams.values()):
+            transport.abort()
+        elif not self._streams:
+            self.close_when_idle()
+
+    def _moved_on(self) -> None:
+        settings = self._app.settings
+        is_arriving = any(stream.is_arriving for stream in self._streams.values())
+        self._deadline = self._app.now + (settings.body_timeout_ms if is_arriving else settings.idle_timeout_ms) / 1000
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -69,6 +87,7 @@ class H2Protocol(asyncio.Protocol):
             return
         for event in events:
             self._on_event(event)
+        self._moved_on()
         self.flush()
 
     def _on_event(self, event: Event) -> None:
@@ -90,8 +109,8 @@ class H2Protocol(asyncio.Protocol):
         elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
             for stream in list(self._streams.values()):
                 stream.pump()
-        elif isinstance(event, ConnectionTerminated) and self._transport is not None:
-            self._transport.close()
+        elif isinstance(event, ConnectionTerminated):
+            self.close_when_idle()
 
     def send_head(self, stream_id: int, headers: list[tuple[bytes, bytes]], is_all: bool) -> None:
         self._h2.send_headers(stream_id, headers, end_stream=is_all)
@@ -121,8 +140,10 @@ class H2Protocol(asyncio.Protocol):
         """Says goodbye when the last stream has its answer; what comes meanwhile is told that we are leaving."""
         self._closing = True
         if not self._streams and self._transport is not None:
-            self._h2.close_connection()
+            with contextlib.suppress(ProtocolError):
+                self._h2.close_connection()
             self.flush()
+            self._moved_on()
             self._transport.close()
 
 
@@ -143,6 +164,15 @@ class _Stream:
         method = fields.pop(b":method", b"").decode("latin-1")
         target = fields.pop(b":path", b"/")
         self.exchange = Exchange(app, self, method, target, fields, b"")
+
+    @property
+    def is_arriving(self) -> bool:
+        return not self._is_handled
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether its request is not whole, or its answer is not taken."""
+        return not self._is_handled or self._left is not None
 
     def on_data(self, data: bytes) -> None:
         most = self._app.limits.max_body_bytes

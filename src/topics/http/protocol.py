@@ -19,6 +19,7 @@ from topics.http.exchange import Exchange, Headers
 
 if TYPE_CHECKING:
     from topics.http.app import App
+    from topics.http.h2_protocol import H2Protocol
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Requests of one connection that may wait for their turn; past that nothing more is read from it.
@@ -39,7 +40,7 @@ class HttpProtocol(asyncio.Protocol):
     __slots__ = (
         *("_app", "_body", "_body_size", "_closing", "_fed", "_head_size", "_headers", "_headers_done", "_in_message"),
         *("_is_paused", "_is_pumping", "_is_reading", "_is_started", "_line", "_parser", "_refusal", "_start"),
-        *("_successor", "_target", "_waiting", "deadline", "transport"),
+        *("_successor", "_target", "_unsent", "_waiting", "deadline", "transport"),
     )
 
     def __init__(self, app: App) -> None:
@@ -51,10 +52,11 @@ class HttpProtocol(asyncio.Protocol):
         # that wait for their turn.
         self._line: deque[Exchange] = deque()
         self._waiting: deque[Exchange] = deque()
-        self._successor: asyncio.Protocol | None = None
+        self._successor: H2Protocol | None = None
         self._start = b""
         self._is_started = False
         self._is_paused = False
+        self._unsent: int | None = None
         self._is_pumping = False
         self._is_reading = True
         self._closing = False
@@ -110,26 +112,40 @@ class HttpProtocol(asyncio.Protocol):
         self.deadline = self._app.now + ms / 1000
 
     def check_deadline(self, now: float) -> None:
-        """Called now and then: closes a connection on which nothing happened for too long."""
-        if now < self.deadline or self._line or self.transport is None or self._successor is not None:
+        """Called now and then: ends a connection on which nothing happened for too long."""
+        transport = self.transport
+        if transport is None:
             return
-        if self._in_message:
+        if self._successor is not None:
+            self._successor.check_deadline(now)
+        elif now < self.deadline:
+            return
+        elif self._is_paused or transport.is_closing():
+            # It has an answer and does not take it.
+            left = transport.get_write_buffer_size()
+            if self._unsent is not None and left >= self._unsent:
+                transport.abort()
+            self._unsent = left
+            self._wait(self._app.settings.idle_timeout_ms)
+        elif self._line:
+            return
+        elif self._in_message:
             self._refuse(InvalidRequest("the request took too long to arrive"))
         else:
-            self.transport.close()
+            transport.close()
 
     def close_when_idle(self) -> None:
         """At shutdown: what is in flight is answered, then the connection ends."""
         self._closing = True
         if self._successor is not None:
-            closer = getattr(self._successor, "close_when_idle", None)
-            if closer is not None:
-                closer()
+            self._successor.close_when_idle()
         elif not self._line and not self._waiting and self.transport is not None:
             self.transport.close()
 
     def pause_writing(self) -> None:
         self._is_paused = True
+        self._unsent = None
+        self._wait(self._app.settings.idle_timeout_ms)
         self._regulate()
 
     def resume_writing(self) -> None:

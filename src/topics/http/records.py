@@ -45,7 +45,7 @@ def write(app: App, exchange: Exchange, name: str) -> None:
         check_scope(exchange, Scope.ADMIN)
         check_name(exchange, request.config.get("dead_letter"))
     if request.idempotency_key is None and b"idempotency-key" in exchange.headers:
-        key = exchange.headers[b"idempotency-key"].decode("latin-1")
+        key = exchange.header(b"idempotency-key")
         request.idempotency_key = check_text("Idempotency-Key", key, MAX_IDEMPOTENCY_KEY)
     return_seqs = True
     if exchange.raw_query:

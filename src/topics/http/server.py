@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from topics.core.clock import SystemClock
-from topics.core.errors import TopicsError
+from topics.core.errors import StorageFault, TopicsError
 from topics.engine.engine import Engine
 from topics.engine.options import Options
 from topics.engine.recovery import open_engine
@@ -33,6 +33,7 @@ class Server:
         self._progress = 0.0
         self._engine: Engine | None = None
         self._listener: asyncio.Server | None = None
+        self._early: list[StartingProtocol] = []
         self.app: App | None = None
         self.port = settings.port
 
@@ -49,11 +50,16 @@ class Server:
             raise
         self.app = App(self._engine, self.settings, self._keys, loop)
         self.app.start_ticking()
+        for connection in self._early:
+            connection.hand_over(HttpProtocol(self.app))
+        self._early.clear()
 
     def _accept(self) -> asyncio.Protocol:
         app = self.app
         if app is None:
-            return StartingProtocol(lambda: self._progress)
+            early = StartingProtocol(lambda: self._progress)
+            self._early.append(early)
+            return early
         return HttpProtocol(app)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Engine:
@@ -67,8 +73,12 @@ class Server:
 
         settings = self.settings
         options = Options(checkpoint_bytes=settings.checkpoint_bytes, cache_bytes=settings.cache_bytes)
+        try:
+            fs = OsFileSystem(settings.data_dir)
+        except OSError as error:
+            raise StorageFault(f"TOPICS_DATA_DIR {settings.data_dir} cannot be used: {error}") from error
         return open_engine(
-            OsFileSystem(settings.data_dir),
+            fs,
             SystemClock(),
             settings.limits,
             options,

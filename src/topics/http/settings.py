@@ -40,6 +40,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Refuses to start where starting would be wrong."""
+        for name, value in self.shown().items():
+            if isinstance(value, int) and value < 0:
+                raise InvalidRequest(f"TOPICS_{name.upper()} must be 0 or more, got {value}")
         if not 0 <= self.port <= 65535:
             raise InvalidRequest(f"TOPICS_PORT must be between 0 and 65535, got {self.port}")
         if not self.api_keys.strip() and not self.allow_insecure_no_auth and not is_loopback(self.host):
@@ -59,6 +62,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 whole[name] = getattr(self, name)
         return whole
+
+
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

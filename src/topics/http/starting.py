@@ -19,6 +19,19 @@ class StartingProtocol(asyncio.Protocol):
         # uvloop has transports of its own.
         self._transport = cast("asyncio.Transport", transport)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+
+    def hand_over(self, successor: asyncio.Protocol) -> None:
+        """The log is there: who has not been answered yet is served."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            self._transport = None
+            transport.set_protocol(successor)
+            successor.connection_made(transport)
+            if self._head:
+                successor.data_received(self._head)
+
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
         self._head += data
