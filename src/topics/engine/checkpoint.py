@@ -77,9 +77,11 @@ class TopicSnapshot(msgspec.Struct, array_like=True):
 
 
 class Clients(msgspec.Struct, array_like=True):
-    """Transactions' dedupe, over all topics."""
+    """What belongs to no topic, at the end of the checkpoint: transactions' dedupe, and the time."""
 
     clients: dict[str, tuple[int, dict[str, Appended]]]
+    # The time at the end of the checkpoint: no record in it is newer.
+    now: int
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -281,7 +283,7 @@ class Checkpointer:
             if index % _TOPICS_PER_STEP == 0:
                 yield
         clients = {name: (txn.client_seq, txn.topics) for name, txn in state.txn_clients.items()}
-        out.add(KIND_CLIENTS, 0, _encode(Clients(clients)))
+        out.add(KIND_CLIENTS, 0, _encode(Clients(clients, state.time.latest)))
         if work.segment is not None:
             work.segment.flush()
             self._aside(work.segment.sync)

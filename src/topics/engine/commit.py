@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
-from topics.core.errors import ReadOnly, TopicsError
+from topics.core.errors import ReadOnly, StorageFault, TopicsError
 from topics.engine.frames import Event
 from topics.engine.syncer import InlineSyncer, Syncer
 from topics.engine.topic import Topic
@@ -222,7 +222,7 @@ class Committer:
             # The usual case, without the bookkeeping of the general one.
             pending = commit.topics[0].pending
             while pending and pending[0].is_ready and len(pending[0].topics) == 1:
-                pending.popleft().publish()
+                self._make_visible(pending.popleft())
             if not pending or not pending[0].is_ready:
                 return
             commit = pending[0]
@@ -233,8 +233,17 @@ class Committer:
                 continue
             for topic in first.topics:
                 topic.pending.popleft()
-            first.publish()
+            self._make_visible(first)
             ready.extend(topic.pending[0] for topic in first.topics if topic.pending and topic.pending[0].is_ready)
+
+    def _make_visible(self, commit: Commit) -> None:
+        try:
+            commit.publish()
+        except Exception as bug:
+            # What is durable could not be made visible: memory is not what the log says, and only a restart mends that.
+            commit.fail(StorageFault(f"an internal error: {bug!r}"))
+            self.fail(f"an internal error while publishing: {bug!r}")
+            raise
 
     def rotate(self) -> None:
         """Begins a new WAL file: all before it is synced and published."""

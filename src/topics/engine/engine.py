@@ -154,16 +154,21 @@ class Engine:
 
     def stage_topic(self, name: str, config: TopicConfig) -> tuple[Topic, Event]:
         """A topic that will exist once the event is published; `state.add` is the publisher's."""
-        if self.limits.max_topics and len(self._staged) >= self.limits.max_topics:
-            raise Throttled(
-                f"there are {len(self._staged)} topics, TOPICS_MAX_TOPICS is {self.limits.max_topics}",
-                limit="TOPICS_MAX_TOPICS",
-                max=self.limits.max_topics,
-            )
+        self.check_topic_room(1)
         topic = Topic(name, self._next_epoch, config, self.state.store)
         self._next_epoch += 1
         self._staged[name] = topic
         return topic, frames.created(topic.epoch, name, config)
+
+    def check_topic_room(self, new: int) -> None:
+        """Refuses what would make too many topics."""
+        most = self.limits.max_topics
+        if most and len(self._staged) + new > most:
+            raise Throttled(
+                f"there are {len(self._staged)} topics, TOPICS_MAX_TOPICS is {most}",
+                limit="TOPICS_MAX_TOPICS",
+                max=most,
+            )
 
     def staged_topic(self, name: str) -> Topic | None:
         """The topic that a write to this name will reach."""

@@ -207,8 +207,9 @@ class Recovery:
             elif item.kind == KIND_KEYS:
                 state.topics[item.epoch].dedupe.restore(_decode_keys(item.payload), {})
             elif item.kind == KIND_CLIENTS:
-                clients = _decode_clients(item.payload).clients
-                state.txn_clients = {name: CommittedTxn(*done) for name, done in clients.items()}
+                last = _decode_clients(item.payload)
+                state.txn_clients = {name: CommittedTxn(*done) for name, done in last.clients.items()}
+                state.time.advance(last.now)
 
     # -- the WAL ---------------------------------------------------------------------------------------------------
 

@@ -161,9 +161,19 @@ class Topic:
         """A loss above the head: its seqs are taken."""
         assert hole.first == self.next_seq
         self.skip(hole.last)
-        self._insert_hole(hole)
+        self._add_disjoint(hole)
 
     def _insert_hole(self, hole: Hole) -> None:
+        """Holes are disjoint and sorted: what lies in one already keeps its reason."""
+        first = hole.first
+        for known in [each for each in self.holes if each.last >= hole.first and each.first <= hole.last]:
+            if first < known.first:
+                self._add_disjoint(Hole(first, known.first - 1, hole.reason))
+            first = known.last + 1
+        if first <= hole.last:
+            self._add_disjoint(Hole(first, hole.last, hole.reason))
+
+    def _add_disjoint(self, hole: Hole) -> None:
         if hole.last < self.evict_floor:
             return
         at = bisect_right(self.holes, hole.first, key=attrgetter("first"))

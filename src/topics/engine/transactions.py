@@ -291,8 +291,11 @@ class Transactions:
     ) -> Commit:
         engine = self._engine
         loaded = self._load(txn, parts) if txn is not None else {}
+        # Everything that can be refused is refused here: what follows takes seqs and makes topics.
         for name, records in loaded.items():
             self._check_topic(txn, name, records)
+        engine.check_topic_room(sum(engine.staged_topic(name) is None for name in loaded))
+        engine.appender.check_total(engine.state.store.live_bytes)
         now = engine.time.now()
         events: list[Event] = []
         created: list[Topic] = []
