@@ -41,12 +41,14 @@ Handler = Callable[["App", Exchange, str], None]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A method of a path. `topic` says that the path names one, whose prefix a key must have."""
+    """A method of a path. `topic` says that the path names one, whose prefix a key must have; `changes`, that it takes a
+    place in the log by itself, behind the writes that came before it."""
 
     name: str
     handler: Handler
     scope: Scope
     topic: bool = False
+    changes: bool = False
 
 
 class Internal(TopicsError):
@@ -189,6 +191,8 @@ class App:
         exchange.key = key
         key.inflight += 1
         self.inflight += 1
+        if route.changes:
+            self.shared.stage_all()
         route.handler(self, exchange, name)
 
     def _authorize(self, exchange: Exchange, route: Route) -> Key:
