@@ -294,6 +294,7 @@ class Topic:
                 continue
             self.head += 1
             own = item.node if item.node is not None else node
+            assert all(self.records[seq].ts <= now for seq, fate in self.fates.items() if fate != "restart")
             self.records[self.head] = Record(self.head, now, item.data, item.meta, item.tag, own)
             self.fates[self.head] = "live"
             if self.config.durability == "ephemeral":
@@ -336,7 +337,6 @@ class Topic:
         self._take(self.live(), "restart")
         self.head = self.restarted_at = head
         self.classes = {self.config.durability}
-        self.ephemeral_seqs.clear()
         self._prune_holes()
 
     def doubt(self) -> None:
@@ -404,15 +404,16 @@ class View:
         A range that is cut at `to_seq` may have lost none itself; then what the floor knows behind it counts.
         """
         lost = [fate for seq, fate in self.topic.fates.items() if seq >= first and fate in LOST]
+        by_cap = [fate for fate in lost if fate in ("cap", "cap or ttl")]
+        by_ttl = [fate for fate in lost if fate in ("ttl", "cap or ttl")]
         reasons: set[str] = set()
-        if self.topic.restarted_at >= first or "restart" in lost:
+        restarted = self.topic.restarted_at >= first or "restart" in lost
+        if restarted:
+            # Beside a restart any part of the truth will do: the reason is a hint, the range is the contract.
             reasons.add("restart")
-            lost = [fate for fate in lost if fate != "restart"]
-        by_cap = [fate for fate in lost if fate != "ttl"]
-        by_ttl = [fate for fate in lost if fate != "cap"]
-        if by_cap and len(by_cap) == len(lost):
+        if by_cap and (restarted or len(by_cap) == len(lost)):
             reasons.add("cap")
-        if by_ttl and len(by_ttl) == len(lost):
+        if by_ttl and (restarted or len(by_ttl) == len(lost)):
             reasons.add("ttl")
         if by_cap and by_ttl and len(lost) > 1:
             reasons.add("mixed")
@@ -557,14 +558,16 @@ class Model:
 
     # -- transactions ----------------------------------------------------------------------------------------------
 
-    def spool(self, txn_id: str, name: str, part: str, chunk: int, items: Sequence[Item]) -> int:
+    def spool(self, txn_id: str, name: str, part: str, chunk: int, items: Sequence[Item]) -> tuple[int, bool]:
+        """How many records the chunk has, and whether it was there already."""
         if txn_id in self.ended_txns:
             raise Refused("txn_not_found")
         txn = self.txns.setdefault(txn_id, Txn(self.time))
         txn.last_used = self.time
         txn.epochs.setdefault(name, self.topics[name].epoch if name in self.topics else None)
         chunks = txn.parts.setdefault(part, {}).setdefault(name, {})
-        return len(chunks.setdefault(chunk, tuple(items)))
+        repeated = chunk in chunks
+        return len(chunks.setdefault(chunk, tuple(items))), repeated
 
     def commit(
         self,

@@ -41,7 +41,7 @@ Handler = Callable[["App", Exchange, str], None]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A method of a path. `topic` says that the path names one, whose prefix a key must have; `changes`, that it takes a
+    """A method of a path. `topic`: the path names one, whose prefix a key must have. `changes`: it takes a
     place in the log by itself, behind the writes that came before it."""
 
     name: str
