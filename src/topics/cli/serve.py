@@ -62,7 +62,7 @@ serve.__annotations__ = {parameter.name: parameter.annotation for parameter in _
 
 def _announce(server: Server) -> None:
     """What is in force, without secrets, and where to go."""
-    shown = server.settings.shown()
+    shown = {**server.settings.shown(), "api_keys": f"{server.key_count} keys"}
     url = url_of(server.settings.host, server.port)
     print(f"topics serves {shown['data_dir']} on {url}", flush=True)
     print("  " + " ".join(f"{name}={value}" for name, value in sorted(shown.items())), flush=True)

@@ -69,6 +69,9 @@ class Keys:
         self._keys = keys
         self.anyone = Key(b"", _ALL, (), 0)
 
+    def __len__(self) -> int:
+        return len(self._keys)
+
     @property
     def is_on(self) -> bool:
         return bool(self._keys)

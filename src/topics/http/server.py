@@ -7,6 +7,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+import msgspec
+
 from topics.core.clock import SystemClock
 from topics.core.errors import StorageFault, TopicsError
 from topics.engine.engine import Engine
@@ -28,14 +30,19 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         settings.check()
-        self.settings = settings
         self._keys = parse_keys(settings.api_keys)
+        # Only digests stay in memory.
+        self.settings = msgspec.structs.replace(settings, api_keys="")
         self._progress = 0.0
         self._engine: Engine | None = None
         self._listener: asyncio.Server | None = None
-        self._early: list[StartingProtocol] = []
+        self._early: set[StartingProtocol] = set()
         self.app: App | None = None
         self.port = settings.port
+
+    @property
+    def key_count(self) -> int:
+        return len(self._keys)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -50,16 +57,13 @@ class Server:
             raise
         self.app = App(self._engine, self.settings, self._keys, loop)
         self.app.start_ticking()
-        for connection in self._early:
+        for connection in list(self._early):
             connection.hand_over(HttpProtocol(self.app))
-        self._early.clear()
 
     def _accept(self) -> asyncio.Protocol:
         app = self.app
         if app is None:
-            early = StartingProtocol(lambda: self._progress)
-            self._early.append(early)
-            return early
+            return StartingProtocol(lambda: self._progress, self._early, self.settings.max_connections)
         return HttpProtocol(app)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Engine:

@@ -57,11 +57,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             if name == "limits":
                 whole |= {each: getattr(self.limits, each) for each in self.limits.__struct_fields__}
-            elif name == "api_keys":
-                whole[name] = f"{len([key for key in self.api_keys.split(',') if key.strip()])} keys"
-            else:
+            elif name != "api_keys":
                 whole[name] = getattr(self, name)
         return whole
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.shown().items())})"
 
 
 def url_of(host: str, port: int) -> str:

@@ -10,8 +10,12 @@ _MAX_HEAD = 32 << 10
 
 
 class StartingProtocol(asyncio.Protocol):
-    def __init__(self, progress: Callable[[], float]) -> None:
+    """`others` are all connections that came early; there is room for `most` of them."""
+
+    def __init__(self, progress: Callable[[], float], others: set[StartingProtocol], most: int) -> None:
         self._progress = progress
+        self._others = others
+        self._most = most
         self._head = b""
         self._transport: asyncio.Transport | None = None
 
@@ -19,14 +23,21 @@ class StartingProtocol(asyncio.Protocol):
         # uvloop has transports of its own.
         self._transport = cast("asyncio.Transport", transport)
 
+        if self._most and len(self._others) >= self._most:
+            self._transport.close()
+        else:
+            self._others.add(self)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._others.discard(self)
 
     def hand_over(self, successor: asyncio.Protocol) -> None:
         """The log is there: who has not been answered yet is served."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             self._transport = None
+            self._others.discard(self)
             transport.set_protocol(successor)
             successor.connection_made(transport)
             if self._head:
