@@ -24,7 +24,7 @@ from topics.core.errors import (
     TxnIncomplete,
     TxnNotFound,
 )
-from topics.core.limits import MAX_CLIENT_ID, MAX_CLIENT_SEQ, Limits
+from topics.core.limits import MAX_CLIENT_ID, MAX_CLIENT_SEQ, RESERVE_AHEAD, Limits
 from topics.core.names import check_topic_name
 from topics.core.records import AnyWrite, Batch, Record, RecordIn
 from topics.core.tombstone import Hole
@@ -300,6 +300,7 @@ class Transactions:
         events: list[Event] = []
         created: list[Topic] = []
         pieces: list[tuple[Topic, list[Batch | Hole]]] = []
+        reserved: list[tuple[Topic, int]] = []
         results: dict[str, Appended] = {}
         for name, records in loaded.items():
             topic = engine.staged_topic(name)
@@ -310,7 +311,10 @@ class Transactions:
                 events.append(event)
             own = engine.appender.assign(topic, records, None, now)
             results[name] = appended_of(records, own)
-            engine.appender.reserve(topic, results[name].last_seq, now)
+            # A reservation stands behind the creation of its topic, or a replay would not know whose it is.
+            topic.reserved = results[name].last_seq + RESERVE_AHEAD
+            events.append(frames.reserved(topic.epoch, topic.reserved, now))
+            reserved.append((topic, topic.reserved))
             pieces.append((topic, own))
             engine.appender.hold(topic, own)
             if topic.staged_config.durability != "ephemeral":
@@ -321,6 +325,8 @@ class Transactions:
         def publish() -> TxnResult:
             for topic in created:
                 engine.state.add(topic)
+            for topic, ceiling in reserved:
+                topic.ceiling = max(topic.ceiling, ceiling)
             for topic, own in pieces:
                 engine.appender.release(topic, own)
                 engine.appender.publish_pieces(topic, own)
