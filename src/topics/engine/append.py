@@ -33,6 +33,11 @@ _LEVELS = {
 }
 
 
+# Seqs are reserved a block ahead; under heavy writing up to this many, and one again after a moment of quiet.
+_MAX_BLOCKS = 16
+_QUIET_MS = 1000
+
+
 class WriteResult(msgspec.Struct):
     topic: str
     appended: Appended
@@ -182,8 +187,14 @@ class Appender:
 
     def reserve(self, topic: Topic, last_seq: int, now: int) -> bool:
         """Reserves seqs ahead; says whether this one is above the durable ceiling, and has to wait for a sync."""
-        if last_seq + RESERVE_AHEAD // 2 > topic.reserved:
-            ceiling = last_seq + RESERVE_AHEAD
+        if last_seq + topic.ahead // 2 > topic.reserved:
+            if now - topic.reserved_at > _QUIET_MS:
+                topic.ahead = RESERVE_AHEAD
+            elif last_seq > topic.ceiling:
+                # Writers are faster than the sync of the last block: more blocks, or every turn waits for one.
+                topic.ahead = min(2 * topic.ahead, RESERVE_AHEAD * _MAX_BLOCKS)
+            topic.reserved_at = now
+            ceiling = last_seq + topic.ahead
             topic.reserved = ceiling
 
             def raise_ceiling() -> None:

@@ -89,14 +89,19 @@ class Chunk:
     def start(self, index: int) -> int:
         return self.ends[index - 1] if index else 0
 
-    def slice(self, start: int, stop: int) -> bytes:
-        """Records `start` to `stop` (exclusive) as a read returns them, without the last comma."""
-        assert self.body is not None
-        return bytes(memoryview(self.body)[self.start(start) : self.ends[stop - 1] - 1])
+    def slice(self, start: int, stop: int) -> bytes | memoryview:
+        """Records `start` to `stop` (exclusive) as a read returns them, without the last comma.
+
+        Not copied where the body can change no more; an open one is copied, or it could not grow.
+        """
+        body = self.body
+        assert body is not None
+        part = memoryview(body)[self.start(start) : self.ends[stop - 1] - 1]
+        return bytes(part) if isinstance(body, bytearray) else part
 
     def record(self, index: int, include_tags: bool, include_meta: bool) -> bytes:
         """One record, with the parts that a reader asked for."""
-        whole = self.slice(index, index + 1)
+        whole = bytes(self.slice(index, index + 1))
         meta = self.metas[index] if self.metas is not None else 0
         data = self.sizes[index] - meta
         tag = self.tag(index) if include_tags else None

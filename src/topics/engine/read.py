@@ -28,6 +28,8 @@ from topics.engine.topic import Topic
 
 # How many chunks one answer may walk through: a filter that matches nothing must not hold the loop.
 _MAX_CHUNKS = 64
+# Above this many parts one copy is cheaper than many small writes.
+_MAX_BUFFERS = 32
 
 _encode_json = msgspec.json.Encoder().encode
 _decode_records = msgspec.json.Decoder(list[dict[str, Any]]).decode
@@ -53,7 +55,7 @@ class Diff(msgspec.Struct, kw_only=True):
 
     topic: str
     epoch: int
-    parts: list[bytes]
+    parts: list[bytes | memoryview]
     count: int
     next_from_seq: int
     head_seq: int
@@ -86,6 +88,10 @@ class Diff(msgspec.Struct, kw_only=True):
 
     def to_json(self, performance: bytes) -> bytes:
         """The body of an answer; `performance` is its timing, rendered."""
+        return b"".join(self.to_buffers(performance))
+
+    def to_buffers(self, performance: bytes) -> list[bytes | memoryview]:
+        """The same as it stands in memory: what is written from here is not copied before the kernel does."""
         tail = _encode_json(
             {
                 "next_from_seq": self.next_from_seq,
@@ -97,7 +103,14 @@ class Diff(msgspec.Struct, kw_only=True):
             }
         )
         head = b'{"topic":"%b","epoch":%d,"records":[' % (self.topic.encode(), self.epoch)
-        return b"".join((head, b",".join(self.parts), b"],", tail[1:-1], b',"performance":', performance, b"}"))
+        end = b"]," + tail[1:-1] + b',"performance":' + performance + b"}"
+        if len(self.parts) <= _MAX_BUFFERS:
+            buffers: list[bytes | memoryview] = [head]
+            for part in self.parts:
+                buffers += (part, b",")
+            buffers[-1] = end if self.parts else head + end
+            return buffers
+        return [head, b",".join(self.parts), end]
 
 
 def _int(text: str) -> int | Decimal:
@@ -209,7 +222,7 @@ class Walk:
         self._nodes = query.nodes if topic.config.dedupe_node else ()
         self._room = query.max_bytes
         self._chunks = 0
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | memoryview] = []
         self.count = 0
         self.is_over = False
 
@@ -309,7 +322,7 @@ class Walk:
     def _add_one(self, chunk: Chunk, index: int, respell: bool) -> int:
         """Adds a record and says how long it is; 0 when it does not fit."""
         if respell:
-            part = chunk.record(index, self._query.include_tags, self._query.include_meta)
+            part: bytes | memoryview = chunk.record(index, self._query.include_tags, self._query.include_meta)
         else:
             part = chunk.slice(index, index + 1)
         if self.count and len(part) + 1 > self._room:

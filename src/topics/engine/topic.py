@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from topics.core.config import TopicConfig
-from topics.core.limits import DELETE_HISTORY
+from topics.core.limits import DELETE_HISTORY, RESERVE_AHEAD
 from topics.core.records import Batch, split
 from topics.core.tombstone import Hole, HoleReason, Reason
 from topics.engine.chunk import TARGET_BYTES, Chunk
@@ -37,10 +37,21 @@ class Topic:
     """
 
     __slots__ = (
-        *("cap_evicted", "ceiling", "config", "count", "dedupe", "deletes", "dropped", "earliest_seq", "epoch"),
+        *(
+            "ahead",
+            "cap_evicted",
+            "ceiling",
+            "config",
+            "count",
+            "dedupe",
+            "deletes",
+            "dropped",
+            "earliest_seq",
+            "epoch",
+        ),
         *("extents", "holes", "inflight_clients", "inflight_keys", "last_delete_id", "last_read_ts", "last_ts"),
         *("last_write_ts", "lost_ts", "name", "next_seq", "pending", "pending_bytes", "pending_count"),
-        *("reserved", "restart_lost", "staged_config", "staged_delete_id", "staged_seq", "store"),
+        *("reserved", "reserved_at", "restart_lost", "staged_config", "staged_delete_id", "staged_seq", "store"),
         *("ttl_expired", "unapplied", "unsettled", "waiters", "_bytes", "_front_ts"),
     )
 
@@ -72,6 +83,8 @@ class Topic:
         self.staged_config = config
         self.staged_delete_id = 0
         self.reserved = self.ceiling
+        self.ahead = RESERVE_AHEAD
+        self.reserved_at = 0
         self.pending: deque[Commit] = deque()
         self.pending_count = 0
         self.pending_bytes = 0

@@ -23,9 +23,11 @@ _RETRY_AFTER = {429: 1, 503: 5}
 class Channel(Protocol):
     """Where an answer goes: a place in a connection's line of answers, or an HTTP/2 stream."""
 
-    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None: ...
+    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: Body) -> None: ...
 
 
+# An answer's bytes, in one piece or in several that are sent one after the other.
+Body = bytes | list[bytes | memoryview]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
@@ -52,7 +54,7 @@ class Exchange:
         self.answered = False
         # HTTP/1.0: to be told that the connection stays. The bytes of the answer, until their turn comes.
         self.is_old = False
-        self.reply: list[bytes] | None = None
+        self.reply: list[bytes | memoryview] | None = None
         # The client is gone: `on_cancel` gives back what a waiting request holds.
         self.is_cancelled = False
         self.on_cancel: Callable[[], None] | None = None
@@ -110,7 +112,7 @@ class Exchange:
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def send(self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers = ()) -> None:
+    def send(self, status: int, body: Body, content_type: bytes = JSON, headers: Headers = ()) -> None:
         if self.answered or self.is_cancelled:
             return
         self.answered = True

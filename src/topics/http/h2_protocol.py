@@ -22,7 +22,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from topics.core.errors import InvalidRequest
-from topics.http.exchange import Exchange, Headers
+from topics.http.exchange import Body, Exchange, Headers
 from topics.http.protocol import GZIP_FROM, accepts_gzip, gzip, too_large
 
 if TYPE_CHECKING:
@@ -201,7 +201,8 @@ class _Stream:
         self._left = None
         self.exchange.cancel()
 
-    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
+    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: Body) -> None:
+        body = b"".join(body) if isinstance(body, list) else body
         accepts = exchange.headers.get(b"accept-encoding")
         if accepts is not None and len(body) >= GZIP_FROM and accepts_gzip(accepts):
             body = gzip(body)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from topics.core.errors import InvalidRequest, PayloadTooLarge, Throttled, TopicsError, UnsupportedMediaType
-from topics.http.exchange import Exchange, Headers
+from topics.http.exchange import Body, Exchange, Headers
 
 if TYPE_CHECKING:
     from topics.http.app import App
@@ -356,14 +356,17 @@ class HttpProtocol(asyncio.Protocol):
         self._app.handle(exchange)
         return True
 
-    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
+    def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: Body) -> None:
         """An exchange has its answer; it goes out when those before it are out."""
         accepts = exchange.headers.get(b"accept-encoding")
-        if accepts is not None and len(body) >= GZIP_FROM and accepts_gzip(accepts):
-            body = gzip(body)
+        parts = body if isinstance(body, list) else [body]
+        length = sum(map(len, parts))
+        if accepts is not None and length >= GZIP_FROM and accepts_gzip(accepts):
+            packed = gzip(b"".join(parts))
+            parts, length = [packed], len(packed)
             headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
         if not headers and exchange.keep_alive and not exchange.is_old:
-            head = _HEADS[status] % (content_type, len(body))
+            head = _HEADS[status] % (content_type, length)
         else:
             extra = b"".join([b"%b: %b\r\n" % header for header in headers])
             if not exchange.keep_alive:
@@ -373,8 +376,8 @@ class HttpProtocol(asyncio.Protocol):
             if status == 204:
                 head = b"HTTP/1.1 204 No Content\r\n" + extra + b"\r\n"
             else:
-                head = _HEADS[status][:-2] % (content_type, len(body)) + extra + b"\r\n"
-        exchange.reply = [head] if exchange.method == "HEAD" or status == 204 else [head, body]
+                head = _HEADS[status][:-2] % (content_type, length) + extra + b"\r\n"
+        exchange.reply = [head] if exchange.method == "HEAD" or status == 204 else [head, *parts]
         line = self._line
         if not line or exchange is not line[0]:
             return
@@ -391,7 +394,7 @@ class HttpProtocol(asyncio.Protocol):
         transport = self.transport
         if transport is None or not line or line[0].reply is None:
             return False
-        out: list[bytes] = []
+        out: list[bytes | memoryview] = []
         is_last = False
         while line and line[0].reply is not None and not is_last:
             exchange = line.popleft()

@@ -189,7 +189,7 @@ class Reading:
             exchange.send(200, arrow.encode_diff(answer, self._query.include_meta), arrow.MEDIA_TYPE)
             return
         timing = b'{"server_total_ms":%.3f,"records_scanned":%d}' % (exchange.elapsed_ms(), answer.scanned)
-        exchange.send(200, answer.to_json(timing))
+        exchange.send(200, answer.to_buffers(timing))
 
 
 def seek(app: App, exchange: Exchange, name: str) -> None:
