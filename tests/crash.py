@@ -125,7 +125,7 @@ def walk(log: Log, topic: str, **query: Any) -> tuple[list[Record], list[Tombsto
             assert last < record.seq <= answer.next_from_seq, (topic, last, record, answer.next_from_seq)
             last = record.seq
         records += got
-        plain += answer.parts
+        plain += [bytes(part) for part in answer.parts]
         assert answer.next_from_seq > cursor or answer.caught_up
         cursor = answer.next_from_seq
         if answer.caught_up:
