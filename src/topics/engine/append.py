@@ -187,12 +187,15 @@ class Appender:
 
     def reserve(self, topic: Topic, last_seq: int, now: int) -> bool:
         """Reserves seqs ahead; says whether this one is above the durable ceiling, and has to wait for a sync."""
+        must_wait = last_seq > topic.ceiling
+        topic.waited = topic.waited or must_wait
         if last_seq + topic.ahead // 2 > topic.reserved:
             if now - topic.reserved_at > _QUIET_MS:
                 topic.ahead = RESERVE_AHEAD
-            elif last_seq > topic.ceiling:
+            elif topic.waited:
                 # Writers are faster than the sync of the last block: more blocks, or every turn waits for one.
                 topic.ahead = min(2 * topic.ahead, RESERVE_AHEAD * _MAX_BLOCKS)
+            topic.waited = False
             topic.reserved_at = now
             ceiling = last_seq + topic.ahead
             topic.reserved = ceiling
@@ -201,7 +204,7 @@ class Appender:
                 topic.ceiling = max(topic.ceiling, ceiling)
 
             self._committer.stage(Level.SYNCED, (), (frames.reserved(topic.epoch, ceiling, now),), raise_ceiling)
-        return last_seq > topic.ceiling
+        return must_wait
 
     def hold(self, topic: Topic, pieces: Sequence[Batch | Hole]) -> None:
         """Counts records that are on their way, so that nobody else takes their room."""

@@ -52,7 +52,7 @@ class Topic:
         *("extents", "holes", "inflight_clients", "inflight_keys", "last_delete_id", "last_read_ts", "last_ts"),
         *("last_write_ts", "lost_ts", "name", "next_seq", "pending", "pending_bytes", "pending_count"),
         *("reserved", "reserved_at", "restart_lost", "staged_config", "staged_delete_id", "staged_seq", "store"),
-        *("ttl_expired", "unapplied", "unsettled", "waiters", "_bytes", "_front_ts"),
+        *("ttl_expired", "unapplied", "unsettled", "waited", "waiters", "_bytes", "_front_ts"),
     )
 
     def __init__(self, name: str, epoch: int, config: TopicConfig, store: ChunkStore) -> None:
@@ -85,6 +85,8 @@ class Topic:
         self.reserved = self.ceiling
         self.ahead = RESERVE_AHEAD
         self.reserved_at = 0
+        # Whether a write had to wait for the last reservation.
+        self.waited = False
         self.pending: deque[Commit] = deque()
         self.pending_count = 0
         self.pending_bytes = 0
