@@ -701,7 +701,8 @@ class LogMachine(RuleBasedStateMachine):
                         f"{topic.name}: {seq} was on disk and is gone"
                     )
                 in_hole = any(hole.first <= seq <= hole.last for hole in found.holes)
-                found.fates[seq] = "hole" if in_hole else "restart"
+                by_ttl = expired and seq not in topic.ephemeral_seqs
+                found.fates[seq] = "hole" if in_hole else "ttl" if by_ttl else "restart"
                 assert in_hole or seq < real.evict_floor, f"{topic.name}: nobody is told that {seq} is gone"
         assert alive <= set(topic.records)
         found.restarted_at = max(found.restarted_at, real.restart_lost)
