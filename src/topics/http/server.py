@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from topics.http.starting import StartingProtocol
 from topics.storage.fs import OsFileSystem
 
 _BACKLOG = 4096
+_GC_THRESHOLD = (10_000, 50, 100)
 
 
 class Server:
@@ -138,6 +140,10 @@ async def _serve(settings: Settings, on_ready: Callable[[Server], None] | None) 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await server.start()
+    # What is there now stays; and a server with many connections has much that a collection would walk through in vain.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLD)
     if on_ready is not None:
         on_ready(server)
     await stop.wait()
