@@ -669,6 +669,10 @@ class LogMachine(RuleBasedStateMachine):
                 found.crash(head)
             found.settle(self.model.time)
             try:
+                real = [
+                    Hole(one.first, one.last, one.reason) for one in self.log.engine.state.by_name[topic.name].holes
+                ]
+                assert found.holes == real, f"{topic.name}: the holes are {real}, expected {found.holes}"
                 self.check_topic(found, [found.base - 1])
             except AssertionError as failure:
                 failures.append(str(failure))

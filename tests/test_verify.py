@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import topics
 from tests.clocks import ManualClock
 from tests.simdisk import SimDisk
 from topics.core.errors import CorruptDirectory, DirectoryInUse, UnknownFormat
@@ -215,3 +220,32 @@ def test_progress_is_told_from_zero_to_one() -> None:
     verify(closed_with_one_topic(), on_progress=lambda what, part: told.append((what, part)))
     assert ("log", 1.0) in told
     assert told[-1] == ("topics", 1.0)
+
+
+def test_the_command_finds_and_repairs_a_damaged_directory(tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    with topics.open(place) as log:
+        log.append("a", [{"data": number} for number in range(10)])
+    (segment,) = (place / "segments").iterdir()
+    damaged = bytearray(segment.read_bytes())
+    damaged[frame.HEADER + 30] ^= 1
+    segment.write_bytes(damaged)
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "topics", "verify", str(place), *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    found = run()
+    assert found.returncode == 1
+    assert "corrupt records (topic a, seqs 1 to 10)" in found.stdout
+    assert run("--repair").returncode == 0
+    assert run().stdout.strip().endswith("sound")
+    with topics.open(place) as log:
+        assert seen(log, "a") == ([], [(1, 10, "corrupt")])
+
+
+def test_the_command_refuses_what_is_no_data_directory(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "topics", "verify", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "is not a data directory" in done.stderr

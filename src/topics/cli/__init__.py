@@ -1,10 +1,11 @@
-"""The command line: `topics serve` today, one file per group of commands."""
+"""The command line: one file per command or group of commands."""
 
 from __future__ import annotations
 
 import typer
 
 from topics.cli.serve import serve
+from topics.cli.verify import verify
 
 app = typer.Typer(
     name="topics",
@@ -13,11 +14,7 @@ app = typer.Typer(
     add_completion=True,
 )
 app.command(name="serve", help="Run the server until SIGTERM or Ctrl-C.")(serve)
-
-
-@app.callback()
-def _commands() -> None:
-    """Keeps `serve` a command of its own while it is the only one."""
+app.command(name="verify", help="Check a data directory offline; exit code 1 when something is wrong.")(verify)
 
 
 def main() -> None:
