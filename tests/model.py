@@ -294,7 +294,7 @@ class Topic:
                 continue
             self.head += 1
             own = item.node if item.node is not None else node
-            assert all(self.records[seq].ts <= now for seq, fate in self.fates.items() if fate != "restart")
+            assert all(self.records[seq].ts <= now for seq in self.fates if seq not in self.ephemeral_seqs)
             self.records[self.head] = Record(self.head, now, item.data, item.meta, item.tag, own)
             self.fates[self.head] = "live"
             if self.config.durability == "ephemeral":

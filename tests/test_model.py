@@ -54,7 +54,7 @@ ITEMS = st.lists(st.one_of(RECORDS, RECORDS, RECORDS, st.builds(Item, hole=st.in
 PATCHES = st.fixed_dictionaries(
     {},
     optional={
-        "ttl_ms": st.sampled_from([0, 500, 3000]),
+        "ttl_ms": st.sampled_from([0, 500, 500, 3000]),
         "cap_records": st.sampled_from([0, 1, 4, 12]),
         "cap_bytes": st.sampled_from([0, 5, 60, 400]),
         "discard": st.sampled_from(["old", "old", "reject"]),
@@ -64,6 +64,8 @@ PATCHES = st.fixed_dictionaries(
     },
 )
 KEYS = st.sampled_from(["k1", "k2", "k3"])
+# The same over a restart: often back, to before what TTL has taken.
+OFFS = st.sampled_from([0, 0, 501, 3500, -700, -5000])
 # How long a call comes after the one before it; the clock may have been set back.
 DELAYS = st.sampled_from([0, 0, 0, 1, 60, 499, 501, 3500, -700])
 TXNS = st.sampled_from(["t1", "t2"])
@@ -486,6 +488,9 @@ class LogMachine(RuleBasedStateMachine):
         delay=DELAYS,
     )
     def delete(self, name: str, share: float | None, match: Any, purpose: str, delay: int) -> None:
+        self.delete_some(name, share, match, purpose, delay)
+
+    def delete_some(self, name: str, share: float | None, match: Any, purpose: str, delay: int) -> None:
         self.begin(delay)
         topic = self.model.topics.get(name)
         before = None if share is None else int(share * (topic.head + 2 if topic is not None else 10))
@@ -596,7 +601,7 @@ class LogMachine(RuleBasedStateMachine):
 
     # -- restarts --------------------------------------------------------------------------------------------------
 
-    @rule(off=DELAYS)
+    @rule(off=OFFS)
     def restart(self, off: int) -> None:
         """A clean stop and start: nothing is lost but what was in memory only."""
         self.log.close()
@@ -605,7 +610,7 @@ class LogMachine(RuleBasedStateMachine):
         self.clock.advance(off)
         self.recover("restart")
 
-    @rule(off=DELAYS)
+    @rule(off=OFFS)
     def kill(self, off: int) -> None:
         """`kill -9`: `disk` and `fsync` lose nothing, and `memory` says that it may have."""
         self.disk = self.disk.kill()
@@ -618,14 +623,17 @@ class LogMachine(RuleBasedStateMachine):
         name=NAMES,
         items=ITEMS,
         times=st.sampled_from([0, 0, 1, 3, 20]),
-        off=DELAYS,
+        match=st.none() | MATCHES,
+        off=OFFS,
     )
-    def cut_power(self, mode: Mode, seed: int, name: str, items: list[Item], times: int, off: int) -> None:
+    def cut_power(self, mode: Mode, seed: int, name: str, items: list[Item], times: int, match: Any, off: int) -> None:
         """`fsync` loses nothing; of `disk` and `memory` a tail may be gone, told by a hole. Some writes come just
-        before: a tail that nothing has synced yet, longer than one reservation."""
+        before: a tail that nothing has synced yet, longer than one reservation. Or a delete, which stays."""
         for _ in range(times):
             self.begin()
             self.write(name, items)
+        if match is not None:
+            self.delete_some(name, None, match, "erase", 0)
         self.disk = self.disk.power_cut(Random(seed), mode)
         self.clock.advance(off)
         self.recover("power")
@@ -655,24 +663,22 @@ class LogMachine(RuleBasedStateMachine):
         assert head <= topic.head + RESERVE, f"{topic.name}: {head} is too far above {topic.head}"
         if kind == "restart":
             assert head == topic.head, "a clean restart leaves no hole"
-        if topic.is_mixed:
-            return self.recovered_mixed(topic, kind)
         states = [topic, *reversed(topic.past)] if kind == "power" else [topic]
         if len(states) > 1:
             self.floors.pop(topic.epoch, None)  # what evicted them may be lost itself
         failures: list[str] = []
         for state in states:
             found = state.copy()
-            if topic.config.durability == "ephemeral":
-                found.lose_all(head)
-            elif kind == "power" or topic.config.durability == "memory":
-                found.crash(head)
-            found.settle(self.model.time)
             try:
-                real = [
-                    Hole(one.first, one.last, one.reason) for one in self.log.engine.state.by_name[topic.name].holes
-                ]
-                assert found.holes == real, f"{topic.name}: the holes are {real}, expected {found.holes}"
+                if topic.is_mixed:
+                    self.adopt_mixed(found)
+                elif topic.config.durability == "ephemeral":
+                    found.lose_all(head)
+                elif kind == "power" or topic.config.durability == "memory":
+                    found.crash(head)
+                found.settle(self.model.time)
+                holes = self.holes(topic.name)
+                assert found.holes == holes, f"{topic.name}: the holes are {holes}, expected {found.holes}"
                 self.check_topic(found, [found.base - 1])
             except AssertionError as failure:
                 failures.append(str(failure))
@@ -681,41 +687,32 @@ class LogMachine(RuleBasedStateMachine):
             return found
         raise AssertionError(f"{topic.name} is none of what it may be after this: {failures}")
 
-    def recovered_mixed(self, topic: Topic, kind: str) -> Topic:
+    def holes(self, name: str) -> list[Hole]:
+        return [Hole(hole.first, hole.last, hole.reason) for hole in self.log.engine.state.by_name[name].holes]
+
+    def adopt_mixed(self, found: Topic) -> None:
         """Some of its records were in memory only. Those are lost, and told; how is the log's choice, within the rules:
         what was lost or deleted stays so, and what was on disk is there."""
-        real = self.log.engine.state.by_name[topic.name]
-        alive = {one["$seq"] for one in self.walk(topic.name, topic.base - 1)}
-        found = topic.copy()
+        real = self.log.engine.state.by_name[found.name]
+        alive = {one["$seq"] for one in self.walk(found.name, found.base - 1)}
+        found.settle(self.model.time)
         found.head = real.head_seq
-        found.holes = [Hole(hole.first, hole.last, hole.reason) for hole in real.holes]
+        found.holes = self.holes(found.name)
         for one, other in zip(found.holes, found.holes[1:], strict=False):
-            assert one.last < other.first, f"{topic.name}: {one} and {other} overlap"
-        lost_from = min((state.head for state in topic.past), default=topic.head) if kind == "power" else topic.head
-        for seq in topic.records:
+            assert one.last < other.first, f"{found.name}: {one} and {other} overlap"
+        assert alive <= set(found.records), f"{found.name}: nobody has written {alive - set(found.records)}"
+        for seq, fate in found.fates.items():
             if seq in alive:
-                if kind != "power" or seq <= lost_from:
-                    assert topic.fates[seq] == "live", f"{topic.name}: {seq} was {topic.fates[seq]} and is back"
-                assert seq not in topic.ephemeral_seqs
-                found.fates[seq] = "live"
-            elif topic.fates[seq] == "live":
-                expired = topic.config.ttl_ms and self.model.time - topic.records[seq].ts > topic.config.ttl_ms
-                if not expired:
-                    assert seq in topic.ephemeral_seqs or seq > lost_from, (
-                        f"{topic.name}: {seq} was on disk and is gone"
-                    )
+                assert fate == "live", f"{found.name}: {seq} was {fate} and is back"
+                assert seq not in found.ephemeral_seqs, f"{found.name}: {seq} was in memory only"
+            elif fate == "live":
+                assert seq in found.ephemeral_seqs, f"{found.name}: {seq} was on disk and is gone"
                 in_hole = any(hole.first <= seq <= hole.last for hole in found.holes)
-                by_ttl = expired and seq not in topic.ephemeral_seqs
-                found.fates[seq] = "hole" if in_hole else "ttl" if by_ttl else "restart"
-                assert in_hole or seq < real.evict_floor, f"{topic.name}: nobody is told that {seq} is gone"
-        assert alive <= set(topic.records)
+                assert in_hole or seq < real.evict_floor, f"{found.name}: nobody is told that {seq} is gone"
+                found.fates[seq] = "hole" if in_hole else "restart"
         found.restarted_at = max(found.restarted_at, real.restart_lost)
-        if kind == "power":
-            self.floors.pop(topic.epoch, None)
-        if not alive and topic.config.durability == "ephemeral" and real.evict_floor == real.head_seq + 1:
+        if not alive and found.config.durability == "ephemeral" and real.evict_floor == real.head_seq + 1:
             found.lose_all(found.head)
-        found.is_durable()
-        return found
 
     # -- after every step ------------------------------------------------------------------------------------------
 
