@@ -219,6 +219,15 @@ def test_an_old_client_gets_no_100(wire: Wire, topic: str) -> None:
     assert wire.ask(whole).status == 201
 
 
+def test_a_pipelined_100_continue_comes_behind_the_answers_before_it(wire: Wire, topic: str) -> None:
+    body = record(1)
+    head = request("POST", f"/v0/topics/{topic}", body, "expect: 100-continue")[: -len(body)]
+    wire.send(request("PUT", f"/v0/topics/{topic}", b"{}") + head)
+    assert wire.read().status == 201
+    assert wire.read().status == 100
+    assert wire.ask(body).json()["first_seq"] == 1
+
+
 def test_another_expectation_is_refused(wire: Wire) -> None:
     refused(wire, request("POST", "/v0/topics/a", record(1), "expect: the-best"))
 
@@ -278,6 +287,19 @@ def test_an_upgrade_that_is_not_spoken_is_ignored(wire: Wire, headers: tuple[str
     wire.send_what_fits(HEALTH)
     rest = wire.read_to_end() if wire.socket.recv(1, 2) == b"" else wire.read()
     assert rest == b"" or (isinstance(rest, Reply) and rest.status == 200)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_an_upgrade_with_a_body_has_its_body_read(wire: Wire, client: httpx.Client, topic: str, method: str) -> None:
+    headers = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAoAAAAAIAAAAA")
+    path = f"/v0/topics/{topic}" if method == "POST" else "/v0/health"
+    whole = request(method, path, record(1), *headers)
+    for _ in range(2):
+        assert wire.ask(whole).status in (200, 201)
+    for byte in range(len(whole)):
+        wire.send(whole[byte : byte + 1])
+    assert wire.read().status == 200
+    assert method == "GET" or datas(client, topic) == [1, 1, 1]
 
 
 # -- gzip ------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from topics.engine.commit import Commit
 from topics.engine.engine import Engine
 from topics.http.auth import Key, Keys, Scope
 from topics.http.exchange import JSON, Exchange
+from topics.http.head import Heads
 from topics.http.metrics import Metrics
 from topics.http.pressure import Deliveries, Pressure
 from topics.http.protocol import HttpProtocol, decode_body
@@ -51,6 +52,10 @@ class Route(msgspec.Struct, frozen=True):
     changes: bool = False
 
 
+# A request that may be made: its route, the name in its path, and whose it is.
+Access = tuple[Route, str, Key]
+
+
 class Internal(TopicsError):
     """A bug of ours: the caller gets no more than that."""
 
@@ -67,6 +72,7 @@ class App:
         self.clock = loop.time
         self.now = loop.time()
         self.connections: set[HttpProtocol] = set()
+        self.heads = Heads(hide=keys.is_on)
         # How to end each read that waits.
         self.readings: set[Callable[[], None]] = set()
         self.inflight = 0
@@ -167,18 +173,13 @@ class App:
             exchange.fail(Internal("something went wrong in the server; its log says what"))
 
     def _dispatch(self, exchange: Exchange) -> None:
-        method = "GET" if exchange.method == "HEAD" else exchange.method
-        methods, name = self._find(exchange.path)
-        if method == "OPTIONS":
-            exchange.send(204, b"", headers=((b"allow", _allow(methods)),))
-            return
-        route = methods.get(method)
-        if route is None:
-            raise MethodNotAllowed(f"{method:.20} is not allowed here", allow=_allow(methods).decode())
+        access = exchange.head.access
+        if access is None:
+            access = self._admit(exchange)
+            if access is None:
+                return
+        route, name, key = access
         exchange.route = route.name
-        key = self._authorize(exchange, route)
-        if route.topic:
-            key.need_topic(name)
         if self.is_closing:
             raise ShuttingDown("the server is shutting down")
         most = self.limits.max_inflight_per_key
@@ -194,6 +195,23 @@ class App:
         if route.changes:
             self.shared.stage_all()
         route.handler(self, exchange, name)
+
+    def _admit(self, exchange: Exchange) -> Access | None:
+        """Who asks, and for what; None if that is answered already. It depends on nothing but the head."""
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        methods, name = self._find(exchange.path)
+        if method == "OPTIONS":
+            exchange.send(204, b"", headers=((b"allow", _allow(methods)),))
+            return None
+        route = methods.get(method)
+        if route is None:
+            raise MethodNotAllowed(f"{method:.20} is not allowed here", allow=_allow(methods).decode())
+        exchange.route = route.name
+        key = self._authorize(exchange, route)
+        if route.topic:
+            key.need_topic(name)
+        exchange.head.access = (route, name, key)
+        return exchange.head.access
 
     def _authorize(self, exchange: Exchange, route: Route) -> Key:
         if not self.keys.is_on or (route.scope is Scope.NONE and not self.settings.probe_auth):

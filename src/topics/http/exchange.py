@@ -11,6 +11,7 @@ import msgspec
 
 from topics.core.errors import InvalidRequest, TopicsError
 from topics.http.auth import Key
+from topics.http.head import Head
 
 if TYPE_CHECKING:
     from topics.http.app import App
@@ -33,27 +34,19 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 class Exchange:
     __slots__ = (
-        *("_app", "_channel", "_query", "answered", "body", "headers", "is_cancelled", "keep_alive", "key", "method"),
-        *("hurry", "is_old", "on_cancel", "path", "raw_query", "reply", "route", "started", "status"),
+        *("_app", "_channel", "_query", "answered", "body", "head", "hurry", "is_cancelled", "keep_alive", "key"),
+        *("on_cancel", "reply", "route", "started", "status"),
     )
 
-    def __init__(
-        self, app: App, channel: Channel, method: str, target: bytes, headers: dict[bytes, bytes], body: bytes
-    ) -> None:
+    def __init__(self, app: App, channel: Channel, head: Head, body: bytes) -> None:
         self._app = app
         self._channel = channel
-        self.method = method
-        path, _, self.raw_query = target.partition(b"?")
-        if not path.startswith(b"/"):
-            path = _origin_form(path)
-        self.path = path.decode("latin-1")
-        self.headers = headers
+        self.head = head
         self.body = body
         self.started = time.perf_counter()
-        self.keep_alive = True
+        self.keep_alive = head.keep_alive
         self.answered = False
-        # HTTP/1.0: to be told that the connection stays. The bytes of the answer, until their turn comes.
-        self.is_old = False
+        # The bytes of the answer, until their turn comes.
         self.reply: list[bytes | memoryview] | None = None
         # The client is gone: `on_cancel` gives back what a waiting request holds.
         self.is_cancelled = False
@@ -66,17 +59,29 @@ class Exchange:
         self._query: dict[str, str] | None = None
 
     @property
+    def method(self) -> str:
+        return self.head.method
+
+    @property
+    def path(self) -> str:
+        return self.head.path
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return self.head.headers
+
+    @property
     def query(self) -> dict[str, str]:
         if self._query is None:
             try:
-                pairs = parse_qsl(self.raw_query.decode("ascii"), keep_blank_values=True, max_num_fields=100)
+                pairs = parse_qsl(self.head.raw_query.decode("ascii"), keep_blank_values=True, max_num_fields=100)
             except (UnicodeDecodeError, ValueError):
                 raise InvalidRequest("the query string is malformed") from None
             self._query = dict(pairs)
         return self._query
 
     def header(self, name: bytes) -> str | None:
-        value = self.headers.get(name)
+        value = self.head.headers.get(name)
         if value is None:
             return None
         try:
@@ -85,7 +90,7 @@ class Exchange:
             raise InvalidRequest(f"the header {name.decode()} is not valid UTF-8") from None
 
     def flag(self, name: str, default: bool) -> bool:
-        text = self.query.get(name) if self.raw_query else None
+        text = self.query.get(name) if self.head.raw_query else None
         if text is None:
             return default
         if text in ("true", "1"):
@@ -146,11 +151,3 @@ class Exchange:
             self._app.finished(self)
             if self.on_cancel is not None:
                 self.on_cancel()
-
-
-def _origin_form(target: bytes) -> bytes:
-    """The path of a target that names the server too, as proxies send it."""
-    scheme, mark, rest = target.partition(b"://")
-    if mark and scheme.lower() in (b"http", b"https"):
-        return b"/" + rest.partition(b"/")[2]
-    return target

@@ -23,7 +23,8 @@ from h2.settings import SettingCodes
 
 from topics.core.errors import InvalidRequest
 from topics.http.exchange import Body, Exchange, Headers
-from topics.http.protocol import GZIP_FROM, accepts_gzip, gzip, too_large
+from topics.http.head import Head
+from topics.http.protocol import GZIP_FROM, gzip, too_large
 
 if TYPE_CHECKING:
     from topics.http.app import App
@@ -163,7 +164,7 @@ class _Stream:
             fields[name] = fields[name] + b", " + value if name in fields else value
         method = fields.pop(b":method", b"").decode("latin-1")
         target = fields.pop(b":path", b"/")
-        self.exchange = Exchange(app, self, method, target, fields, b"")
+        self.exchange = Exchange(app, self, Head(method, target, fields), b"")
 
     @property
     def is_arriving(self) -> bool:
@@ -192,7 +193,7 @@ class _Stream:
         self._is_handled = True
         self.exchange.body = b"".join(self._body)
         self._body.clear()
-        if len(self.exchange.raw_query) + len(self.exchange.path) > self._app.settings.max_header_bytes:
+        if len(self.exchange.head.raw_query) + len(self.exchange.path) > self._app.settings.max_header_bytes:
             self.exchange.fail(InvalidRequest("the request line is too long"))
             return
         self._app.handle(self.exchange)
@@ -203,8 +204,7 @@ class _Stream:
 
     def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: Body) -> None:
         body = b"".join(body) if isinstance(body, list) else body
-        accepts = exchange.headers.get(b"accept-encoding")
-        if accepts is not None and len(body) >= GZIP_FROM and accepts_gzip(accepts):
+        if exchange.head.accepts_gzip and len(body) >= GZIP_FROM:
             body = gzip(body)
             headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
         if exchange.method == "HEAD" or status == 204:

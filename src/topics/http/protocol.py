@@ -16,6 +16,7 @@ import httptools
 
 from topics.core.errors import InvalidRequest, PayloadTooLarge, Throttled, TopicsError, UnsupportedMediaType
 from topics.http.exchange import Body, Exchange, Headers
+from topics.http.head import END, Head
 
 if TYPE_CHECKING:
     from topics.http.app import App
@@ -33,13 +34,35 @@ _HEADS = {
 }
 # Headers that must not come twice.
 _SINGLE = (b"content-length", b"host", b"transfer-encoding", b"authorization", b"content-type")
+_UPPER = frozenset(range(ord("A"), ord("Z") + 1))
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HttpProtocol(asyncio.Protocol):
     __slots__ = (
-        *("_app", "_body", "_body_size", "_closing", "_fed", "_head_size", "_headers", "_headers_done", "_in_message"),
-        *("_is_paused", "_is_pumping", "_is_reading", "_is_started", "_line", "_parser", "_refusal", "_start"),
+        *(
+            "_app",
+            "_arrived",
+            "_body",
+            "_body_size",
+            "_closing",
+            "_fed",
+            "_head_size",
+            "_headers",
+            "_headers_done",
+            "_in_message",
+        ),
+        *(
+            "_is_paused",
+            "_is_pumping",
+            "_is_reading",
+            "_is_started",
+            "_line",
+            "_owes_continue",
+            "_parser",
+            "_refusal",
+            "_start",
+        ),
         *("_successor", "_target", "_unsent", "_waiting", "deadline", "transport"),
     )
 
@@ -60,6 +83,8 @@ class HttpProtocol(asyncio.Protocol):
         self._is_pumping = False
         self._is_reading = True
         self._closing = False
+        # What came in one piece, from the first byte of a request on.
+        self._arrived = b""
         self._reset()
 
     def _reset(self) -> None:
@@ -73,6 +98,7 @@ class HttpProtocol(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_size = 0
         self._refusal: TopicsError | None = None
+        self._owes_continue = False
 
     # -- the connection --------------------------------------------------------------------------------------------
 
@@ -180,8 +206,28 @@ class HttpProtocol(asyncio.Protocol):
                 return
             self._start = b""
             self._is_started = True
+        if not self._in_message:
+            data = self._take_known(data)
+            self._arrived = data
         while data and not self._closing:
             data = self._feed(data)
+        self._arrived = b""
+
+    def _take_known(self, data: bytes) -> bytes:
+        """Handles the requests that are whole and whose heads are known; returns the rest."""
+        while data and not self._closing:
+            start = data.find(END) + len(END)
+            head = self._app.heads.find(data[:start])
+            if head is None:
+                break
+            size = len(data)
+            end = start + head.length
+            if end > size:
+                break
+            exchange = Exchange(self._app, self, head, data[start:end])
+            data = data[end:] if end < size else b""
+            self._handle(exchange)
+        return data
 
     def _feed(self, data: bytes) -> bytes:
         """Gives the parser what came; returns what it did not take."""
@@ -190,14 +236,28 @@ class HttpProtocol(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # An Upgrade that we do not know is a request like any other; the parser has to be told.
-            self._parser = httptools.HttpRequestParser(self)
-            return data[upgrade.args[0] :]
+            return self._without_upgrade() + data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"the request is malformed: {error}"))
         if self._in_message and not self._headers_done and self._fed > self._app.settings.max_header_bytes:
             self._refuse_head()
         return b""
+
+    def _without_upgrade(self) -> bytes:
+        """An Upgrade that we do not know is a request like any other, but the parser would not read its body: the head
+        is given to another one without that wish."""
+        method = self._parser.get_method()
+        headers = {name: value for name, value in self._headers.items() if name not in (b"upgrade", b"expect")}
+        if b"close" not in headers.pop(b"connection", b"").lower():
+            headers[b"connection"] = b"keep-alive"
+        else:
+            headers[b"connection"] = b"close"
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers.items()])
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._target, self._parser.get_http_version().encode(), lines)
+        self._parser = httptools.HttpRequestParser(self)
+        self._arrived = b""
+        self._reset()
+        return head
 
     def _become_h2(self, data: bytes) -> None:
         from topics.http.h2_protocol import H2Protocol
@@ -226,7 +286,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._closing:
             return
         self._closing = True
-        exchange = self._exchange("GET", b"/")
+        exchange = Exchange(self._app, self, Head("GET", b"/", {}), b"")
         self._line.append(exchange)
         exchange.keep_alive = False
         exchange.fail(error)
@@ -272,8 +332,15 @@ class HttpProtocol(asyncio.Protocol):
         elif b"expect" in headers and version == "1.1":
             if headers[b"expect"].lower() != b"100-continue":
                 self._refuse(InvalidRequest("expect must be 100-continue"))
-            elif self.transport is not None and not self._line and not self._waiting:
-                self.transport.write(_CONTINUE)
+            else:
+                self._owes_continue = True
+                self._continue()
+
+    def _continue(self) -> None:
+        """Asks for the body of a client that waits to be asked, once all before it is answered."""
+        if self._owes_continue and not self._line and not self._waiting and self.transport is not None:
+            self._owes_continue = False
+            self.transport.write(_CONTINUE)
 
     def _check_framing(self, headers: dict[bytes, bytes], version: str) -> TopicsError | None:
         """Where a request ends must be beyond doubt; what two servers may read differently is refused."""
@@ -306,18 +373,34 @@ class HttpProtocol(asyncio.Protocol):
         self._body.append(data)
 
     def on_message_complete(self) -> None:
-        if self._closing:
-            return
         parser = self._parser
         method = parser.get_method().decode("ascii")
-        exchange = self._exchange(method, self._target)
-        exchange.keep_alive = method != "CONNECT" and (parser.should_keep_alive() or parser.should_upgrade())
-        exchange.is_old = parser.get_http_version() == "1.0"
+        if self._closing or (parser.should_upgrade() and method != "CONNECT"):
+            return
+        head = Head(method, self._target, self._headers)
+        head.keep_alive = method != "CONNECT" and parser.should_keep_alive()
+        head.is_old = parser.get_http_version() == "1.0"
         body = self._body
-        exchange.body = body[0] if len(body) == 1 else b"".join(body)
+        exchange = Exchange(self._app, self, head, body[0] if len(body) == 1 else b"".join(body))
         self._reset()
-        if not exchange.keep_alive:
+        if not head.keep_alive:
             self._closing = True
+        self._handle(exchange)
+        arrived, self._arrived = self._arrived, b""
+        if arrived and head.keep_alive:
+            self._remember(arrived, exchange)
+
+    def _remember(self, data: bytes, exchange: Exchange) -> None:
+        """Remembers the head of a request that arrived alone and whole, if its bytes alone say what it is: they end
+        where its body begins, and nothing in them would be different the next time."""
+        body = exchange.body
+        end = data.find(END) + len(END)
+        is_plain = b"transfer-encoding" not in exchange.headers and b"expect" not in exchange.headers
+        if is_plain and data[end:] == body and data[0] in _UPPER:
+            exchange.head.length = len(body)
+            self._app.heads.remember(data[:end], exchange.head)
+
+    def _handle(self, exchange: Exchange) -> None:
         self._wait(self._app.settings.idle_timeout_ms)
         if self._line or self._waiting or self._is_paused:
             self._waiting.append(exchange)
@@ -325,9 +408,6 @@ class HttpProtocol(asyncio.Protocol):
         else:
             self._line.append(exchange)
             self._app.handle(exchange)
-
-    def _exchange(self, method: str, target: bytes) -> Exchange:
-        return Exchange(self._app, self, method, target, self._headers, b"")
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -342,6 +422,7 @@ class HttpProtocol(asyncio.Protocol):
                 pass
         finally:
             self._is_pumping = False
+        self._continue()
         self._regulate()
 
     def _begin_next(self) -> bool:
@@ -358,35 +439,43 @@ class HttpProtocol(asyncio.Protocol):
 
     def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: Body) -> None:
         """An exchange has its answer; it goes out when those before it are out."""
-        accepts = exchange.headers.get(b"accept-encoding")
+        head = exchange.head
+        line = self._line
+        if (
+            body.__class__ is bytes
+            and not headers
+            and len(body) < GZIP_FROM
+            and len(line) == 1
+            and line[0] is exchange
+            and not self._waiting
+            and not self._closing
+            and not self._owes_continue
+            and not head.is_old
+            and head.method != "HEAD"
+            and self.transport is not None
+        ):
+            # Small, and alone on its connection, as most are: out with it.
+            line.clear()
+            self.transport.write(_HEADS[status] % (content_type, len(body)) + body)
+            return
         parts = body if isinstance(body, list) else [body]
         length = sum(map(len, parts))
-        if accepts is not None and length >= GZIP_FROM and accepts_gzip(accepts):
+        if head.accepts_gzip and length >= GZIP_FROM:
             packed = gzip(b"".join(parts))
             parts, length = [packed], len(packed)
             headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
-        if not headers and exchange.keep_alive and not exchange.is_old:
-            head = _HEADS[status] % (content_type, length)
+        extra = b"".join([b"%b: %b\r\n" % header for header in headers])
+        if not exchange.keep_alive:
+            extra += b"connection: close\r\n"
+        elif head.is_old:
+            extra += b"connection: keep-alive\r\n"
+        if status == 204:
+            start = b"HTTP/1.1 204 No Content\r\n" + extra + b"\r\n"
         else:
-            extra = b"".join([b"%b: %b\r\n" % header for header in headers])
-            if not exchange.keep_alive:
-                extra += b"connection: close\r\n"
-            elif exchange.is_old:
-                extra += b"connection: keep-alive\r\n"
-            if status == 204:
-                head = b"HTTP/1.1 204 No Content\r\n" + extra + b"\r\n"
-            else:
-                head = _HEADS[status][:-2] % (content_type, length) + extra + b"\r\n"
-        exchange.reply = [head] if exchange.method == "HEAD" or status == 204 else [head, *parts]
-        line = self._line
-        if not line or exchange is not line[0]:
-            return
-        if self._waiting or len(line) > 1 or self._closing or not exchange.keep_alive or self.transport is None:
+            start = _HEADS[status][:-2] % (content_type, length) + extra + b"\r\n"
+        exchange.reply = [start] if head.method == "HEAD" or status == 204 else [start, *parts]
+        if line and exchange is line[0]:
             self._pump()
-        else:
-            # Alone on its connection, as most are: out with it.
-            line.popleft()
-            self.transport.writelines(exchange.reply)
 
     def _send_ready(self) -> bool:
         """Sends the answers at the head of the line."""
@@ -411,16 +500,6 @@ class HttpProtocol(asyncio.Protocol):
 
 def too_large(size: int, most: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the body has {size} bytes or more, TOPICS_MAX_BODY_BYTES is {most}")
-
-
-def accepts_gzip(header: bytes) -> bool:
-    """Whether an Accept-Encoding asks for gzip, and not with q=0."""
-    for item in header.lower().split(b","):
-        name, _, parameters = item.partition(b";")
-        if name.strip() in (b"gzip", b"*"):
-            quality = parameters.replace(b" ", b"").removeprefix(b"q=")
-            return not quality or quality.strip(b"0.") != b""
-    return False
 
 
 def gzip(body: bytes) -> bytes:

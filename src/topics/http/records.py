@@ -44,11 +44,11 @@ def write(app: App, exchange: Exchange, name: str) -> None:
     if request.config is not None:
         check_scope(exchange, Scope.ADMIN)
         check_name(exchange, request.config.get("dead_letter"))
-    if request.idempotency_key is None and b"idempotency-key" in exchange.headers:
+    if request.idempotency_key is None and b"idempotency-key" in headers:
         key = exchange.header(b"idempotency-key")
         request.idempotency_key = check_text("Idempotency-Key", key, MAX_IDEMPOTENCY_KEY)
     return_seqs = True
-    if exchange.raw_query:
+    if exchange.head.raw_query:
         return_seqs = exchange.flag("return_seqs", True)
         if exchange.query.keys() & {"txn", "part", "chunk"}:
             spool(app, exchange, name, request)
@@ -79,10 +79,7 @@ def _write(app: App, exchange: Exchange, name: str, request: AnyWrite, return_se
 
     def answer(result: WriteResult) -> None:
         app.metrics.records_appended += 0 if result.deduped else result.count
-        answer_write(
-            *(app, exchange, commit, name, result.seqs, result.head_seq, return_seqs),
-            *(result.last_seq, result.count, result.created, result.deduped),
-        )
+        answer_write(app, exchange, commit, result, return_seqs)
 
     app.when_done(exchange, commit, answer)
 
