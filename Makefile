@@ -22,7 +22,7 @@ setup: $(READY) ## Create .venv with the locked versions (a no-op when up to dat
 
 test: lint ## Check format, lint and types, then run the tests (ARGS="-k name")
 	@echo "== pytest"
-	@$(PY) -m pytest -n 2 $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(READY) ## Check format, lint and types
 	@echo "== ruff format --check"

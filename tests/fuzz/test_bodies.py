@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

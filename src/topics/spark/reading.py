@@ -1,0 +1,102 @@
+"""Reading one range of seqs: runs in a task. Every seq of the range is a row, or part of a told loss, or deleted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from topics.client.connection import Connection, topic_path
+from topics.core.errors import TopicNotFound, TopicsError
+from topics.spark.columns import Columns, told_of
+from topics.spark.options import Filter, OnLoss, Server
+from topics.spark.planning import Range
+
+# One answer: large enough that requests cost nothing, small enough that the server's other readers do not notice.
+_ANSWER_BYTES = 8 << 20
+_ANSWER_RECORDS = 65_536
+
+
+class Loss(TopicsError):
+    """Records are lost, and the reader asked to be stopped then."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """How ranges are read; travels to every task. `until` cuts by time what the seqs alone cannot."""
+
+    server: Server
+    filter: Filter
+    on_loss: OnLoss
+    until: datetime | None = None
+
+    def read(self, span: Range, schema: StructType) -> Iterator[pa.RecordBatch]:
+        columns = Columns(schema, span.topic, span.epoch)
+        if span.begins_anew:
+            yield from self._lost(columns, span.topic, span.after + 1, span.to, "recreated")
+            return
+        connection = self.server.connect()
+        try:
+            yield from self._read(connection, span, columns)
+        finally:
+            connection.close()
+
+    def _read(self, connection: Connection, span: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
+        cursor = span.after
+        while cursor < span.to:
+            try:
+                answer = connection.read_arrow(topic_path(span.topic, "diff"), self._request(span, cursor))
+            except TopicNotFound:
+                yield from self._lost(columns, span.topic, cursor + 1, span.to, "deleted")
+                return
+            stream = pa.ipc.open_stream(pa.py_buffer(answer))
+            told = told_of(stream.schema)
+            if told.epoch != span.epoch:
+                yield from self._lost(columns, span.topic, cursor + 1, span.to, "recreated")
+                return
+            if told.tombstone is not None:
+                gap = told.tombstone
+                yield from self._lost(columns, span.topic, gap.gap_from, gap.gap_to, gap.reason)
+            for batch in _few(stream):
+                yield columns.records(self._cut(batch))
+            if told.next_from_seq <= cursor:
+                raise TopicsError(f"topic {span.topic!r}: the server does not go on from seq {cursor} to {span.to}")
+            cursor = told.next_from_seq
+
+    def _request(self, span: Range, cursor: int) -> dict[str, Any]:
+        return {
+            "from_seq": cursor,
+            "to_seq": span.to,
+            "epoch": span.epoch,
+            "limit": _ANSWER_RECORDS,
+            "max_bytes": _ANSWER_BYTES,
+            "include_tags": True,
+            "node": list(self.filter.node) or None,
+            "match": self.filter.match,
+        }
+
+    def _cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.until is None:
+            return batch
+        return batch.filter(pc.less(batch.column("ts"), pa.scalar(self.until, pa.timestamp("us", "UTC"))))
+
+    def _lost(self, columns: Columns, topic: str, gap_from: int, gap_to: int, reason: str) -> Iterator[pa.RecordBatch]:
+        what = f"topic {topic!r} has lost seqs {gap_from} to {gap_to} ({reason})"
+        if reason == "recreated" and gap_to < gap_from:
+            what = f"topic {topic!r} was deleted and created again"
+        if self.on_loss == "fail":
+            raise Loss(f"{what}; onLoss=emit makes this a row, onLoss=ignore goes on without")
+        if self.on_loss == "ignore":
+            print(f"topics: {what}: {max(gap_to - gap_from + 1, 0)} records, ignored", file=sys.stderr)
+        else:
+            yield columns.tombstone(gap_from, gap_to, reason)
+
+
+def _few(stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """The records of an answer in as few batches as it takes: each costs Spark the same, however small."""
+    yield from stream.read_all().combine_chunks().to_batches()

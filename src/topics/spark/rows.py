@@ -1,0 +1,141 @@
+"""What a row says about its record: checked once against the schema, then taken apart in columns."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import LongType, MapType, StringType, StructType, VariantType
+
+from topics.core.errors import InvalidRequest
+from topics.spark.spooling import Spool
+
+_TEXTS = ("topic", "tag", "node", "kind", "reason")
+_GAPS = ("gap_from", "gap_to")
+
+
+class Rows:
+    """`data` is JSON text if it is a string, and is written as JSON if it is anything else. A row whose `kind` is
+    `tombstone` is a loss, and becomes a hole."""
+
+    def __init__(self, schema: StructType, topic: str | None) -> None:
+        self._topic = topic
+        types = {field.name: field.dataType for field in schema.fields}
+        if "data" not in types:
+            raise InvalidRequest(f"there is no column `data`, got {', '.join(types) or 'no column'}")
+        if topic is None and "topic" not in types:
+            raise InvalidRequest("where do rows go? Set the option topic, or have a column `topic`")
+        for name in _TEXTS:
+            if name in types and not isinstance(types[name], StringType):
+                raise InvalidRequest(f"the column {name} must be a string, got {types[name].simpleString()}")
+        for name in _GAPS:
+            if "kind" in types and name in types and not isinstance(types[name], LongType):
+                raise InvalidRequest(f"the column {name} must be a bigint, got {types[name].simpleString()}")
+        meta = types.get("meta")
+        is_map = isinstance(meta, MapType) and isinstance(meta.keyType, StringType)
+        if meta is not None and not is_map and not isinstance(meta, StringType):
+            raise InvalidRequest(f"the column meta must be a string or a map of strings, got {meta.simpleString()}")
+        if isinstance(types["data"], VariantType):
+            raise InvalidRequest(
+                "the column data is a variant: write to_json(data), and its numbers' spelling is yours"
+            )
+        self._has_losses = "kind" in types and all(name in types for name in _GAPS)
+        self._names = set(types)
+
+    def spool(self, batch: pa.RecordBatch, spool: Spool) -> None:
+        """Sends a batch on its way, each topic's rows in their order."""
+        first_row = spool.count_rows(batch.num_rows)
+        if not batch.num_rows:
+            return
+        numbers = pa.array(range(first_row, first_row + batch.num_rows), pa.int64())
+        table = batch.append_column("$row", numbers)
+        for topic, rows in self._by_topic(table):
+            for run, is_loss in self._runs(rows):
+                if is_loss:
+                    spool.add_losses(topic, list(_lengths(run)))
+                else:
+                    spool.add_records(topic, self._records(run))
+
+    def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The option wins over the column, as in Spark's other sinks: a source's column says where rows were."""
+        if self._topic is not None:
+            yield self._topic, rows
+            return
+        column = rows.column("topic")
+        if column.null_count:
+            raise InvalidRequest(f"{_row(rows, pc.is_null(column))}: topic is null, and there is no option topic")
+        names = pc.unique(column).to_pylist()
+        for name in names:
+            yield name, rows if len(names) == 1 else rows.filter(pc.equal(column, name))
+
+    def _runs(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, bool]]:
+        """Records and losses apart, in their order."""
+        if not self._has_losses:
+            yield rows, False
+            return
+        losses = pc.fill_null(pc.equal(rows.column("kind"), "tombstone"), False)
+        if not pc.any(losses).as_py():
+            yield rows, False
+            return
+        flags = losses.to_pylist()
+        start = 0
+        for index in range(1, len(flags) + 1):
+            if index == len(flags) or flags[index] != flags[start]:
+                yield rows.slice(start, index - start), flags[start]
+                start = index
+
+    def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns: dict[str, pa.Array] = {"$row": rows.column("$row"), "data": _json(rows, "data")}
+        for name in ("tag", "node"):
+            if name in self._names:
+                columns[name] = rows.column(name)
+        if "meta" in self._names:
+            meta = rows.column("meta")
+            columns["meta"] = meta if pa.types.is_string(meta.type) else _json(rows, "meta", may_be_null=True)
+        return pa.RecordBatch.from_pydict(columns)
+
+
+def _json(rows: pa.RecordBatch, name: str, may_be_null: bool = False) -> pa.Array:
+    """A column as JSON text. Values become what JSON has for them; a time is ISO 8601, bytes are base64."""
+    column = rows.column(name)
+    if column.null_count and not may_be_null:
+        raise InvalidRequest(f"{_row(rows, pc.is_null(column))}: {name} is null; JSON's null is the string 'null'")
+    if pa.types.is_string(column.type):
+        return column
+    values = column.to_pylist(maps_as_pydicts="strict")
+    return pa.array([None if value is None else _encode(value) for value in values], pa.string())
+
+
+def _encode(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=_plain).decode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, decimal.Decimal):
+        return msgspec.Raw(str(value).encode())
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    raise InvalidRequest(f"data has a value that JSON has no form for: {type(value).__name__}")
+
+
+def _lengths(losses: pa.RecordBatch) -> Iterator[int]:
+    firsts, lasts = losses.column("gap_from").to_pylist(), losses.column("gap_to").to_pylist()
+    for index, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
+        if first is None or last is None:
+            number = losses.column("$row")[index].as_py()
+            raise InvalidRequest(f"row {number}: a tombstone needs gap_from and gap_to")
+        # A topic that was recreated may have lost nothing that has a seq; that it was is still to be seen.
+        yield max(last - first + 1, 1)
+
+
+def _row(rows: pa.RecordBatch, which: pa.Array) -> str:
+    """Names the first row of which something holds."""
+    return f"row {rows.filter(which).column('$row')[0].as_py()}"
