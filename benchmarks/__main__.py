@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import append, growth, idle, large, read, wire
+from benchmarks import append, growth, idle, large, read, spark, wire
 
 ALL = {
     "append": append.run,
@@ -17,6 +17,7 @@ ALL = {
     "growth": growth.run,
     "wire": wire.run,
     "idle": idle.run,
+    "spark": spark.run,
 }
 
 
