@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import random
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 # What a server says that will not be so for long.
 _PASSING = (429, 503)
+_KEY = re.compile("[!-~]+")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -62,6 +64,8 @@ class Connection:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._http = kind(parts.hostname, port, timeout=timeout_ms / 1000)
         self._path = parts.path.rstrip("/")
+        if key is not None and not _KEY.fullmatch(key):
+            raise InvalidRequest("key must be printable ASCII without white space")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._retry_seconds = retry_ms / 1000
         self._clock = clock

@@ -54,6 +54,7 @@ class SourceOptions(msgspec.Struct, frozen=True):
     filter: Filter
     on_loss: OnLoss
     meta: MetaForm
+    push_filters: bool
 
 
 class SinkOptions(msgspec.Struct, frozen=True):
@@ -136,6 +137,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         filter=_filter(given),
         on_loss=given.word("onLoss", "emit", "fail", "ignore"),
         meta=given.word("meta", "json", "map"),
+        push_filters=given.word("pushFilters", "false", "true") == "true",
     )
 
 

@@ -139,14 +139,24 @@ def _share(begins: dict[str, int], states: dict[str, TopicState], most: int | No
     total = sum(waiting.values())
     if most is None or total <= most:
         return {name: floors[name] + waiting[name] for name in begins}
-    ends: dict[str, int] = {}
-    for name in sorted(waiting):
-        # What rounding leaves over goes to the next ones, so that the sum is exact and nobody starves.
-        share = -(-waiting[name] * most // total) if total else 0
+    ends = dict(floors)
+    for name in _in_turn(waiting, most, sum(begins.values())):
+        # Rounded up, the smallest first: each gets at least one, and the sum is exact.
+        share = min(-(-waiting[name] * most // total), most)
         total -= waiting[name]
         most -= share
-        ends[name] = floors[name] + share
+        ends[name] += share
     return ends
+
+
+def _in_turn(waiting: dict[str, int], most: int, progress: int) -> list[str]:
+    """The topics that get something, the one with the least first. Where there are too many, others are among them each
+    time that the stream has moved."""
+    names = sorted(name for name, count in waiting.items() if count)
+    if len(names) > most:
+        first = progress % len(names)
+        names = (names + names)[first : first + most]
+    return sorted(names, key=lambda name: (waiting[name], name))
 
 
 def ranges(start: Offsets, end: Offsets, states: dict[str, TopicState], per_range: int) -> list[Range]:

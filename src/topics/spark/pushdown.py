@@ -1,4 +1,6 @@
-"""Filters that Spark offers before a batch read: those on `topic`, `seq`, `ts` and `tag` are carried out here.
+"""Filters that Spark offers before a batch read: with the option `pushFilters`, those on `topic`, `seq`, `ts` and `tag`
+are carried out here. It is not the default, because Spark 4.3 keeps the narrowed reader with what `load()` returned:
+any other use of the same DataFrame would read as narrowly, and miss rows.
 
 Each is carried out exactly and by nobody else, so that a tombstone, which has no tag, passes.
 """
@@ -39,7 +41,8 @@ class Wanted(msgspec.Struct):
 
     def narrow(self, filters: Iterable[Filter]) -> Iterator[Filter]:
         """Takes in what it can; gives back what Spark must do itself."""
-        for each in filters:
+        # Spark says first that a column is not null: that goes without saying where a value was asked for.
+        for each in sorted(filters, key=lambda each: isinstance(each, IsNotNull)):
             if not self._take(each):
                 yield each
 

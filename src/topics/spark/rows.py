@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import datetime
-import decimal
+import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import LongType, MapType, StringType, StructType, VariantType
+from pyspark.sql.types import DataType, LongType, MapType, StringType, StructType
 
 from topics.core.errors import InvalidRequest
 from topics.spark.spooling import Spool
 
 _TEXTS = ("topic", "tag", "node", "kind", "reason")
 _GAPS = ("gap_from", "gap_to")
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 class Rows:
@@ -41,10 +41,11 @@ class Rows:
         is_map = isinstance(meta, MapType) and isinstance(meta.keyType, StringType)
         if meta is not None and not is_map and not isinstance(meta, StringType):
             raise InvalidRequest(f"the column meta must be a string or a map of strings, got {meta.simpleString()}")
-        if isinstance(types["data"], VariantType):
+        if "variant" in _words(types["data"]):
             raise InvalidRequest(
-                "the column data is a variant: write to_json(data), and its numbers' spelling is yours"
+                "the column data has a variant: use to_json, and how its numbers are spelled is Spark's"
             )
+        self._has_floats = bool({"float", "double"} & _words(types["data"]))
         self._has_losses = "kind" in types and all(name in types for name in _GAPS)
         self._names = set(types)
 
@@ -91,39 +92,45 @@ class Rows:
                 start = index
 
     def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns: dict[str, pa.Array] = {"$row": rows.column("$row"), "data": _json(rows, "data")}
-        for name in ("tag", "node"):
+        data = rows.column("data")
+        if data.null_count:
+            raise InvalidRequest(f"{_row(rows, pc.is_null(data))}: data is null; JSON's null is the string 'null'")
+        columns: dict[str, pa.Array] = {"$row": rows.column("$row"), "data": self._data(rows)}
+        for name in ("tag", "node", "meta"):
             if name in self._names:
-                columns[name] = rows.column(name)
-        if "meta" in self._names:
-            meta = rows.column("meta")
-            columns["meta"] = meta if pa.types.is_string(meta.type) else _json(rows, "meta", may_be_null=True)
+                columns[name] = _text(rows.column(name))
         return pa.RecordBatch.from_pydict(columns)
 
+    def _data(self, rows: pa.RecordBatch) -> pa.Array:
+        data = rows.column("data")
+        if self._has_floats:
+            for index, value in enumerate(data.to_pylist(maps_as_pydicts="strict")):
+                if not _is_finite(value):
+                    raise InvalidRequest(f"row {rows.column('$row')[index].as_py()}: JSON has no NaN and no Infinity")
+        return _text(data)
 
-def _json(rows: pa.RecordBatch, name: str, may_be_null: bool = False) -> pa.Array:
-    """A column as JSON text. Values become what JSON has for them; a time is ISO 8601, bytes are base64."""
-    column = rows.column(name)
-    if column.null_count and not may_be_null:
-        raise InvalidRequest(f"{_row(rows, pc.is_null(column))}: {name} is null; JSON's null is the string 'null'")
+
+def _text(column: pa.Array) -> pa.Array:
+    """A column as JSON text, or as the text that it is. A time is ISO 8601, bytes are base64."""
     if pa.types.is_string(column.type):
         return column
+    if pa.types.is_large_string(column.type):
+        return column.cast(pa.string())
     values = column.to_pylist(maps_as_pydicts="strict")
-    return pa.array([None if value is None else _encode(value) for value in values], pa.string())
+    return pa.array([None if value is None else _encode(value).decode() for value in values], pa.string())
 
 
-def _encode(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=_plain).decode()
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list) or all(map(_is_finite, value))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes | bytearray):
-        return base64.b64encode(value).decode()
-    if isinstance(value, decimal.Decimal):
-        return msgspec.Raw(str(value).encode())
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
-    raise InvalidRequest(f"data has a value that JSON has no form for: {type(value).__name__}")
+def _words(kind: DataType) -> set[str]:
+    """The names of a type and of everything in it."""
+    return set(re.findall("[a-z]+", kind.simpleString()))
 
 
 def _lengths(losses: pa.RecordBatch) -> Iterator[int]:

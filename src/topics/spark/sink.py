@@ -67,9 +67,13 @@ def _commit(options: SinkOptions, messages: Sequence[Written], client_id: str | 
     try:
         connection.post(f"/v0/txns/{txn}/commit", body)
     except (TxnNotFound, TxnIncomplete) as error:
+        outcome = "nothing of the batch is visible, and running it again is safe"
+        if client_id is None and isinstance(error, TxnNotFound):
+            outcome = (
+                "if the connection broke in that moment, the batch may be there: txnAppId and txnVersion make sure"
+            )
         raise TopicsError(
-            f"the server lost what this batch had sent before it could be committed ({error.message}); nothing of the "
-            "batch is visible, and running it again is safe"
+            f"the server lost what this batch had sent before it could be committed ({error.message}); {outcome}"
         ) from None
     finally:
         connection.close()

@@ -45,7 +45,7 @@ class TopicsDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = source_options(self.options)
         columns.check_schema(schema, options.meta)
-        kind = PushdownReader if _is_pushdown_process() else BatchReader
+        kind = PushdownReader if options.push_filters and _is_pushdown_process() else BatchReader
         return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
