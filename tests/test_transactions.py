@@ -24,6 +24,7 @@ from topics.core.errors import (
 )
 from topics.core.limits import Limits
 from topics.core.records import decode_write
+from topics.engine import transactions
 from topics.engine.transactions import Part, TxnResult
 from topics.log import Log
 
@@ -147,6 +148,26 @@ def test_the_size_of_a_transaction_is_bounded() -> None:
     assert datas(log.diff("t")) == ["small"]
 
 
+def test_the_node_of_a_chunk_counts_for_each_of_its_records() -> None:
+    log = Machine(Limits(max_txn_bytes=1000)).log
+    spool(log, "x", "t", "p", 0, *range(10))
+    with pytest.raises(PayloadTooLarge):
+        spool(log, "y", "t", "p", 0, *range(10), node="n" * 100)
+
+
+def test_a_commit_that_no_frame_holds_is_refused_and_changes_nothing(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "MAX_PAYLOAD", 1 << 20)
+    write(log, "t", 1)
+    for chunk in range(2):
+        spool(log, "x", "t", "p", chunk, "x" * 600_000)
+    before = snapshot(log)
+    with pytest.raises(PayloadTooLarge, match="bytes of a commit"):
+        log.commit("x", [part("p", t=2)])
+    assert snapshot(log) == before
+    assert log.txn("x").parts == {"p": {"t": 2}}
+    assert write(log, "t", 2) == [2]
+
+
 def test_the_number_of_open_transactions_is_bounded() -> None:
     log = Machine(Limits(max_txns=1)).log
     spool(log, "x", "t", "p", 0, 1)
@@ -234,6 +255,53 @@ def test_holes_can_be_committed(log: Log) -> None:
     result = log.commit("x", [part("p", t=3)])
     assert result.topics["t"].seqs == [1, 2, 5]
     assert told(log, "t") == [1, (2, 4, "source_trim"), 5]
+
+
+def test_plain_records_are_rendered_like_others(log: Log) -> None:
+    log.put("t", seq_base=8)
+    values = ["100%", "%d%b", "a\0b", "ü😀", "", None]
+    spool(log, "x", "t", "p", 0, *values)
+    spool(log, "x", "t", "p", 1, *values, node='n"%d')
+    result = log.commit("x", [part("p", t=12)])
+    assert result.topics["t"].seqs == list(range(8, 20))
+    log.put("u", seq_base=8)
+    log.append("u", [{"data": value} for value in values])
+    log.append("u", [{"data": value} for value in values], node='n"%d')
+    assert log.diff("t").records_json == log.diff("u").records_json
+
+
+def test_a_large_chunk_is_rendered_like_small_writes(log: Log) -> None:
+    for topic in ("t", "u"):
+        log.put(topic, seq_base=990)
+    values = [f"{number}%" for number in range(500)]
+    spool(log, "x", "t", "p", 0, *values)
+    log.commit("x", [part("p", t=500)])
+    for value in values:
+        write(log, "u", value)
+    assert log.diff("t", limit=500).records_json == log.diff("u", limit=500).records_json
+
+
+def test_chunks_of_every_kind_keep_their_order(machine: Machine) -> None:
+    log = machine.log
+    spool(log, "x", "t", "p", 2, "third", "fourth")
+    log.spool("x", "t", "p", 1, [{"hole": 2, "reason": "source_trim"}, {"data": "second", "tag": "g"}])
+    spool(log, "x", "t", "p", 0, "first")
+    result = log.commit("x", [part("p", t=5)])
+    assert (result.topics["t"].seqs, result.topics["t"].count) == ([1, 2, 4, 5, 6], 4)
+    for ending in ENDINGS:
+        assert told(log, "t") == [1, (2, 3, "source_trim"), 4, 5, 6]
+        assert datas(log.diff("t", 3)) == ["second", "third", "fourth"]
+        log = machine.restart(ending)
+
+
+def test_many_chunks_survive_as_one(machine: Machine) -> None:
+    for chunk in range(40):
+        spool(machine.log, "x", "t", "p", chunk, *["x" * 100] * 100)
+    result = machine.log.commit("x", [part("p", t=4000)], "c", 1)
+    assert (result.topics["t"].first_seq, result.topics["t"].last_seq) == (1, 4000)
+    assert result.topics["t"].starts is None
+    for ending in ENDINGS:
+        assert live(machine.restart(ending), "t") == list(range(1, 4001))
 
 
 def test_ts_is_the_time_of_the_commit(machine: Machine) -> None:
@@ -468,6 +536,21 @@ def test_a_repeat_needs_no_spool(log: Log) -> None:
     first = commit_one(log, "x", 1)
     again = log.commit("x", [part("p", t=1)], "c", 1)
     assert (again.deduped, again.topics) == (True, first.topics)
+
+
+def test_a_commit_without_a_client_may_be_repeated(log: Log) -> None:
+    spool(log, "x", "t", "p", 0, 1)
+    first = log.commit("x", [part("p", t=1)])
+    again = log.commit("x", [part("p", t=1)])
+    assert (again.deduped, again.topics) == (True, first.topics)
+    assert datas(log.diff("t")) == [1]
+
+
+def test_an_aborted_transaction_cannot_be_committed(log: Log) -> None:
+    spool(log, "x", "t", "p", 0, 1)
+    log.abort("x")
+    with pytest.raises(TxnNotFound):
+        log.commit("x", [part("p", t=1)])
 
 
 def test_a_repeat_in_flight_waits_and_drops_its_spool(log: Log) -> None:

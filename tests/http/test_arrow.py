@@ -6,14 +6,23 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
-import pyarrow as pa  # type: ignore[import-untyped]  # it has no stubs
+import msgspec
+import pyarrow as pa
 import pytest
+from msgspec import Raw
 
+from tests.helpers import Machine
 from tests.http.server import ARROW, JSON, Background, LocalServer, child, datas, diff, error_of, local_server, write
+from topics.core.errors import InvalidRequest
 from topics.core.limits import Limits
+from topics.core.records import PlainWrite, RecordIn, Write
+from topics.engine.read import RunWalk, make_query
+from topics.http import arrow
+from topics.log import Log
 
 
 def read(client: httpx.Client, topic: str, **fields: Any) -> tuple[Any, dict[str, Any]]:
@@ -139,6 +148,15 @@ def test_the_budget_goes_beyond_the_one_of_json(client: httpx.Client, topic: str
     assert read(client, topic, max_bytes=1_000_000)[0].num_rows < 3
 
 
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_a_long_answer_arrives_whole(client: httpx.Client, topic: str, encoding: str) -> None:
+    texts = [f'"{number}{"x" * 100}"' for number in range(10_000)]
+    write_columns(client, topic, stream({"data": texts}))
+    headers = {"accept": ARROW, "accept-encoding": encoding}
+    answer = client.post(f"/v0/topics/{topic}/diff", json={"limit": 10_000}, headers=headers)
+    assert pa.ipc.open_stream(answer.content).read_all().column("data").to_pylist() == texts
+
+
 def test_a_read_that_waits_answers_in_columns(server: LocalServer, client: httpx.Client, topic: str) -> None:
     client.put(f"/v0/topics/{topic}")
     call = Background(lambda: read(client, topic, wait_ms=30_000))
@@ -157,6 +175,128 @@ def test_arrow_may_be_one_of_several_accepted(client: httpx.Client, topic: str) 
     write(client, topic, 1)
     answer = client.post(f"/v0/topics/{topic}/diff", json={}, headers={"accept": f"{ARROW}, application/json;q=0.5"})
     assert answer.headers["content-type"] == ARROW
+
+
+# -- columns against JSON --------------------------------------------------------------------------------------------
+
+
+class Shown(msgspec.Struct):
+    """A record as JSON shows it, `data` and `meta` as they stand there."""
+
+    seq: int = msgspec.field(name="$seq")
+    ts: int = msgspec.field(name="$ts")
+    data: Raw
+    node: str | None = msgspec.field(name="$node", default=None)
+    tag: str | None = msgspec.field(name="$tag", default=None)
+    meta: Raw = Raw()
+
+
+@pytest.fixture
+def log() -> Log:
+    return Machine(Limits(max_limit=arrow.MAX_LIMIT, max_batch_records=100_000)).log
+
+
+def encode(log: Log, topic: str, include_meta: bool = True, **fields: Any) -> bytes:
+    query = make_query(log.engine.limits, limit=arrow.MAX_LIMIT, max_bytes=8 << 20, **fields)
+    answer = log.engine.diff(topic, query, walk_as=RunWalk)
+    return b"".join(arrow.encode_diff(answer, include_meta))
+
+
+def in_columns(log: Log, topic: str, **fields: Any) -> list[dict[str, Any]]:
+    table = pa.ipc.open_stream(encode(log, topic, **fields)).read_all()
+    table.validate(full=True)
+    index = table.schema.get_field_index("ts")
+    rows: list[dict[str, Any]] = table.set_column(index, "ts", table.column("ts").cast(pa.int64())).to_pylist()
+    return rows
+
+
+def in_json(log: Log, topic: str, **fields: Any) -> list[dict[str, Any]]:
+    answer = log.diff(topic, include_tags=True, limit=arrow.MAX_LIMIT, max_bytes=8 << 20, **fields)
+    return [
+        {
+            "seq": each.seq,
+            "ts": each.ts * 1000,
+            "node": each.node,
+            "tag": each.tag,
+            "meta": bytes(each.meta).decode() or None,
+            "data": bytes(each.data).decode(),
+        }
+        for each in msgspec.json.decode(answer.records_json, type=list[Shown])
+    ]
+
+
+def mixed(random: Random, count: int) -> list[dict[str, Any]]:
+    """Records with and without everything that a record may have."""
+    texts = ["", "a", "ü😀", '},{"data":', '\\"', "%d%%", "x" * 300]
+    records: list[dict[str, Any]] = []
+    for _ in range(count):
+        record: dict[str, Any] = {"data": random.choice([None, 1, [], {"meta": {}}, *texts])}
+        if random.random() < 0.4:
+            record["tag"] = random.choice(["t", "u", "ä"])
+        if random.random() < 0.4:
+            record["node"] = random.choice(["n", "long node " * 5, '"ö"'])
+        if random.random() < 0.4:
+            record["meta"] = random.choice([{}, {"k": "v"}, {"ü": '"'}])
+        records.append(record)
+    return records
+
+
+@pytest.mark.parametrize("seq_base", [1, 7, 95, 995, 99_995, 2**53 - 60])
+def test_plain_records_are_the_same_in_columns_over_every_number_of_digits(log: Log, seq_base: int) -> None:
+    log.put("t", seq_base=seq_base)
+    log.append("t", [{"data": "x" * number} for number in range(50)])
+    assert in_columns(log, "t") == in_json(log, "t")
+    assert [row["seq"] for row in in_columns(log, "t")] == list(range(seq_base, seq_base + 50))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_mixed_records_are_the_same_in_columns(log: Log, seed: int) -> None:
+    random = Random(seed)
+    log.put("t", seq_base=random.choice([1, 9, 90, 99_990]))
+    for _ in range(random.randrange(1, 4)):
+        log.append("t", mixed(random, random.randrange(1, 40)))
+    if random.random() < 0.5:
+        log.checkpoint()
+    for fields in ({}, {"from_seq": 5}, {"node": "n"}, {"match": "t"}, {"include_meta": False}):
+        assert in_columns(log, "t", **fields) == in_json(log, "t", **fields), fields
+
+
+def test_records_deleted_in_between_are_in_no_column(log: Log) -> None:
+    for number in range(3):
+        log.append("t", [{"data": "x" * 90, "tag": f"t{index % 3}"} for index in range(3000)])
+        log.delete("t", match=f"t{number}")
+        assert in_columns(log, "t") == in_json(log, "t")
+        # A rewritten chunk has no bytes for them any more.
+        log.checkpoint()
+        assert in_columns(log, "t") == in_json(log, "t")
+
+
+def test_large_records_are_the_same_in_columns(log: Log) -> None:
+    log.append("t", [{"data": letter * 500_000, "meta": {"k": "v" * 10_000}} for letter in "aü"] + [{"data": ""}])
+    log.append("t", [{"data": ["b" * 300_000]}, {"data": 1}])
+    assert in_columns(log, "t") == in_json(log, "t")
+
+
+def test_many_chunks_are_one_batch(log: Log) -> None:
+    log.append("t", [{"data": "x" * 98}] * 10_000)
+    assert len(list(pa.ipc.open_stream(encode(log, "t")))) == 1
+
+
+@pytest.mark.parametrize("bound", ["_BATCH_ROWS", "_BATCH_BYTES"])
+def test_a_batch_is_bounded(log: Log, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(arrow, bound, 1)
+    log.append("t", [{"data": "x" * 98}] * 10_000)
+    assert len(list(pa.ipc.open_stream(encode(log, "t")))) > 1
+    assert in_columns(log, "t") == in_json(log, "t")
+
+
+def test_a_topic_grows_while_an_answer_in_columns_is_kept(log: Log) -> None:
+    log.append("t", mixed(Random(0), 10))
+    query = make_query(log.engine.limits)
+    kept = arrow.encode_diff(log.engine.diff("t", query, walk_as=RunWalk), include_meta=True)
+    before = b"".join(kept)
+    log.append("t", [{"data": "more" * 100}] * 1000)
+    assert b"".join(kept) == before
 
 
 # -- writes ----------------------------------------------------------------------------------------------------------
@@ -266,6 +406,64 @@ def test_columns_that_are_no_write_are_400_by_name(
     assert error_of(answer) == (400, "invalid_request")
     assert field in answer.json()["error"]["message"]
     assert client.get(f"/v0/topics/{topic}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["1,2", "[3", "4]"],
+        ["[1", "2]"],
+        ['"a', 'b"'],
+        ["   [1", "2]", "55,6", "7"],
+        ["1", "2,3"],
+        ["1],[2"],
+        ["", "1,2"],
+    ],
+)
+def test_rows_that_are_json_only_together_are_refused(client: httpx.Client, topic: str, rows: list[str]) -> None:
+    assert error_of(write_columns(client, topic, stream({"data": rows}))) == (400, "invalid_request")
+
+
+def test_what_stands_around_a_value_is_no_part_of_it(client: httpx.Client, topic: str) -> None:
+    write_columns(client, topic, stream({"data": [" 1", "2\n", "\t[ 3 ] "]}))
+    table, _ = read(client, topic)
+    assert table.column("data").to_pylist() == ["1", "2", "[ 3 ]"]
+
+
+def rows_of(body: bytes) -> list[RecordIn]:
+    write = arrow.decode_write(body, Limits(), create=True, node=None)
+    return [RecordIn(record.data, record.tag, record.node, record.meta) for record in write.records]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_every_row_is_proven_on_its_own(seed: int) -> None:
+    random = Random(seed)
+    pieces = ["1", "22", "[1", "2]", "[]", '"a', 'b"', '"ü"', ",", " ", "[", "]", "{", "}", '"a":', "null", "\n"]
+    rows = ["".join(random.choices(pieces, k=random.choice([1, 1, 1, 2, 3]))) for _ in range(random.randrange(1, 5))]
+    try:
+        wanted = [msgspec.json.decode(row, type=Raw) for row in rows]
+    except msgspec.DecodeError:
+        with pytest.raises(InvalidRequest, match=r"records\[\d\].data"):
+            rows_of(stream({"data": rows}))
+    else:
+        assert rows_of(stream({"data": rows})) == [RecordIn(data) for data in wanted]
+
+
+def test_columns_of_nothing_make_no_difference() -> None:
+    plain = stream({"data": ["1", "[2]"]})
+    nothing: dict[str, Any] = {"tag": pa.nulls(2, pa.string()), "node": pa.nulls(2), "meta": pa.array([None, None])}
+    for body in (plain, stream({"data": ["1", "[2]"], **nothing})):
+        assert isinstance(arrow.decode_write(body, Limits(), create=True, node=None), PlainWrite)
+        assert rows_of(body) == [RecordIn(Raw(b"1")), RecordIn(Raw(b"[2]"))]
+    some = stream({"data": ["1", "[2]"], **nothing, "tag": [None, ""]})
+    assert isinstance(arrow.decode_write(some, Limits(), create=True, node=None), Write)
+    assert rows_of(some) == [RecordIn(Raw(b"1")), RecordIn(Raw(b"[2]"), "")]
+
+
+def test_a_row_that_is_too_large_is_named(client: httpx.Client, topic: str) -> None:
+    answer = write_columns(client, topic, stream({"data": ["1", '"' + "x" * (1 << 20) + '"']}))
+    assert error_of(answer)[1] == "record_too_large"
+    assert "records[1]" in answer.json()["error"]["message"]
 
 
 def test_too_many_rows_are_refused(client: httpx.Client, topic: str) -> None:

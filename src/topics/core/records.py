@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import struct
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import msgspec
@@ -34,6 +36,8 @@ _ONE = struct.Struct("=I")
 # What a rendered record carries around its meta: `,"meta":`.
 META_KEY = b',"meta":'
 DATA_KEY = b'"data":'
+# From this many records on, one format of them all is cheaper than one each.
+_MANY = 32
 
 
 class PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -100,7 +104,7 @@ class Batch(msgspec.Struct, gc=False):
     metas: Sequence[int] | None
     tags: list[str | None] | None
     nodes: list[str | None] | None
-    body: bytes
+    body: bytes | memoryview
     size: int
 
     @property
@@ -127,7 +131,7 @@ def decode_write(body: bytes, limits: Limits) -> AnyWrite:
         write: Write = _decode(body, _decoder)
         check_write(write, limits)
         return write
-    _check_plain(plain, limits)
+    check_plain(plain, limits)
     return plain
 
 
@@ -172,7 +176,7 @@ def check_body(body: bytes, limits: Limits) -> None:
             raise InvalidRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
 
 
-def _check_plain(write: PlainWrite, limits: Limits) -> None:
+def check_plain(write: PlainWrite, limits: Limits) -> None:
     _check_fields(write, limits)
     if write.client_id is not None:
         _check_producer(write)
@@ -332,37 +336,61 @@ def render(records: Sequence[Record], node: str | None, first_seq: int, ts: int)
 
 
 def render_run(records: Sequence[Record], node: str | None, first_seq: int, ts: int) -> Batch:
-    plain = b'{"$seq":%%d,"$ts":%d,"data":%%b},' % ts
-    if node is None and isinstance(records[0], PlainRecord):
-        datas = [record.data for record in records]
-        if len(datas) == 1:
-            body = plain % (first_seq, datas[0])
-            size = len(datas[0])
-            return Batch(first_seq, ts, (len(body),), (size,), None, None, None, body, size)
-        parts = [plain % (seq, data) for seq, data in enumerate(datas, first_seq)]
-        sizes = list(map(len, datas))
-        return Batch(first_seq, ts, list(map(len, parts)), sizes, None, None, None, b"".join(parts), sum(sizes))
-    return _render_rich(records, node, first_seq, ts, plain)
+    if isinstance(records[0], PlainRecord):
+        return render_plain([record.data for record in records], node, first_seq, ts)
+    return _render_rich(records, node, first_seq, ts)
 
 
-def _render_rich(records: Sequence[Record], node: str | None, first_seq: int, ts: int, plain: bytes) -> Batch:
+def render_plain(datas: Sequence[bytes | Raw], node: str | None, first_seq: int, ts: int) -> Batch:
+    """A run of nothing but `data`: flat on purpose."""
+    template = _template(node, ts)
+    count = len(datas)
+    nodes: list[str | None] | None = [node] * count if node is not None else None
+    if count == 1:
+        body = template % (first_seq, datas[0])
+        size = len(datas[0])
+        return Batch(first_seq, ts, (len(body),), (size,), None, None, nodes, body, size)
+    sizes = array("I", list(map(len, datas)))
+    if count < _MANY:
+        parts = [template % (seq, data) for seq, data in enumerate(datas, first_seq)]
+        return Batch(first_seq, ts, list(map(len, parts)), sizes, None, None, nodes, b"".join(parts), sum(sizes))
+    fields: list[Any] = [None] * (2 * count)
+    fields[::2] = range(first_seq, first_seq + count)
+    fields[1::2] = datas
+    body = template * count % tuple(fields)
+    lens = _lens(sizes, len(template % (0, b"")) - 1, first_seq)
+    return Batch(first_seq, ts, lens, sizes, None, None, nodes, body, sum(sizes))
+
+
+def _template(node: str | None, ts: int) -> bytes:
+    """How a record without meta is rendered, for `% (seq, data)`."""
+    if node is None:
+        return b'{"$seq":%%d,"$ts":%d,"data":%%b},' % ts
+    return b'{"$seq":%%d,"$ts":%d,"$node":%b,"data":%%b},' % (ts, _encode_text(node).replace(b"%", b"%%"))
+
+
+def _lens(sizes: Sequence[int], around: int, first_seq: int) -> array[int]:
+    """How long rendered records are; `around` counts everything but the seq and `data`."""
+    digits = len(str(first_seq))
+    if len(str(first_seq + len(sizes) - 1)) == digits:
+        around += digits
+        return array("I", [size + around for size in sizes])
+    return array("I", [size + around + len(str(seq)) for seq, size in enumerate(sizes, first_seq)])
+
+
+def _render_rich(records: Sequence[Record], node: str | None, first_seq: int, ts: int) -> Batch:
     parts: list[bytes] = []
     sizes: list[int] = []
     metas: list[int] = []
     nodes: list[str | None] = []
     tags: list[str | None] = []
-    heads: dict[str, bytes] = {}
+    templates: dict[str | None, bytes] = {}
     for seq, record in enumerate(records, first_seq):
         own = record.node if record.node is not None else node
         data, meta = record.data, record.meta
-        if own is None:
-            template = plain
-        else:
-            cached = heads.get(own)
-            if cached is None:
-                text = _encode_text(own).replace(b"%", b"%%")
-                cached = heads[own] = b'{"$seq":%%d,"$ts":%d,"$node":%b,"data":%%b},' % (ts, text)
-            template = cached
+        template = templates.get(own)
+        if template is None:
+            template = templates[own] = _template(own, ts)
         part = template % (seq, data)
         if len(meta):
             part = part[:-2] + META_KEY + meta + b"},"
@@ -389,24 +417,23 @@ def split(batch: Batch, target: int) -> Iterator[Batch]:
     if len(batch.body) <= target:
         yield batch
         return
+    ends = list(accumulate(batch.lens))
     begin = offset = 0
-    end = 0
-    for index, length in enumerate([*batch.lens, target + 1]):
-        if index > begin and end + length - offset > target:
-            part = slice(begin, index)
-            yield Batch(
-                batch.first_seq + begin,
-                batch.ts,
-                batch.lens[part],
-                batch.sizes[part],
-                batch.metas[part] if batch.metas is not None else None,
-                batch.tags[part] if batch.tags is not None else None,
-                batch.nodes[part] if batch.nodes is not None else None,
-                batch.body[offset:end],
-                sum(batch.sizes[part]),
-            )
-            begin, offset = index, end
-        end += length
+    while begin < len(ends):
+        stop = max(bisect_right(ends, offset + target, begin), begin + 1)
+        part = slice(begin, stop)
+        yield Batch(
+            batch.first_seq + begin,
+            batch.ts,
+            batch.lens[part],
+            batch.sizes[part],
+            batch.metas[part] if batch.metas is not None else None,
+            batch.tags[part] if batch.tags is not None else None,
+            batch.nodes[part] if batch.nodes is not None else None,
+            batch.body[offset : ends[stop - 1]],
+            sum(batch.sizes[part]),
+        )
+        begin, offset = stop, ends[stop - 1]
 
 
 def pack(numbers: Sequence[int]) -> bytes:

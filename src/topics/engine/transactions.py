@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from topics.core.check import check_integer, check_text
-from topics.core.config import ConfigPatch, resolve
+from topics.core.config import ConfigPatch, TopicConfig, resolve
 from topics.core.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -26,15 +26,16 @@ from topics.core.errors import (
 )
 from topics.core.limits import MAX_CLIENT_ID, MAX_CLIENT_SEQ, RESERVE_AHEAD, Limits
 from topics.core.names import check_topic_name
-from topics.core.records import AnyWrite, Batch, Record, RecordIn
+from topics.core.records import AnyWrite, Batch, PlainRecord, PlainWrite, Record, RecordIn, render, render_plain
 from topics.core.tombstone import Hole
 from topics.engine import frames
-from topics.engine.append import appended_of, completed, event_of, follow
+from topics.engine.append import completed, event_of, follow
 from topics.engine.commit import Commit, Level
 from topics.engine.dedupe import Appended
 from topics.engine.frames import Committed, Event
 from topics.engine.state import CommittedTxn
 from topics.engine.topic import Topic
+from topics.storage.frame import MAX_PAYLOAD
 from topics.storage.fs import File, FileSystem, read_exactly, write_all
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ _MAX_ID = 256
 _REMEMBERED = 10_000
 # What a spooled record costs beside its bytes, against the bound of a transaction.
 _RECORD_OVERHEAD = 64
+# What stands in a commit for a topic beside its records, and for each run of them.
+_TOPIC_OVERHEAD = 4096
+_RUN_OVERHEAD = 256
+_MAX_UTF_8 = 4
+# Between the datas of plain records.
+_BETWEEN = b"\0"
 
 
 class Part(msgspec.Struct):
@@ -75,9 +82,16 @@ class Spooled(msgspec.Struct):
 
 
 class _Spooled(msgspec.Struct, gc=False):
+    """Where a chunk lies in the spool file, and the number of its elements.
+
+    A plain one is its records' `data` with a NUL between them, which no JSON has; `node` is that of all of them.
+    """
+
     offset: int
     length: int
     count: int
+    is_plain: bool
+    node: str | None
 
 
 class _Target(msgspec.Struct):
@@ -127,7 +141,8 @@ class Transactions:
         self._engine = engine
         self._open: dict[str, Transaction] = {}
         # Ended transactions, the latest of them: a late chunk must not begin another one of the same id.
-        self._ended: dict[str, None] = {}
+        # What a committed one became is kept with its owner, so that a commit whose answer was lost can be repeated.
+        self._ended: dict[str, tuple[str | None, TxnResult] | None] = {}
         self._inflight: dict[str, tuple[int, Commit]] = {}
         self._number = 0
         for name in fs.listdir(DIRECTORY):
@@ -161,18 +176,9 @@ class Transactions:
         txn.last_used = self._engine.time.now()
         if known is not None:
             return Spooled(known.count, repeated=True)
-        stored = [
-            _Stored(
-                bytes(record.data),
-                record.tag,
-                record.node if record.node is not None else write.node,
-                bytes(record.meta),
-                record.hole,
-            )
-            for record in write.records
-        ]
-        payload = _encode(stored)
-        size = len(payload) + _RECORD_OVERHEAD * len(stored)
+        payload = _pack(write)
+        count = len(write.records)
+        size = len(payload) + (_RECORD_OVERHEAD + len(write.node or "")) * count
         if txn.size + size > self._limits.max_txn_bytes:
             raise PayloadTooLarge(
                 f"transaction {txn_id!r} would have {txn.size + size} bytes, "
@@ -183,10 +189,10 @@ class Transactions:
         except OSError as error:
             self._rewind(txn)
             raise StorageFault(f"transaction {txn_id!r}: the chunk could not be spooled: {error}") from error
-        chunks[chunk] = _Spooled(txn.end, len(payload), len(stored))
+        chunks[chunk] = _Spooled(txn.end, len(payload), count, isinstance(write, PlainWrite), write.node)
         txn.end += len(payload)
         txn.size += size
-        return Spooled(len(stored), repeated=False)
+        return Spooled(count, repeated=False)
 
     def _begin(self, txn_id: str, owner: str | None) -> Transaction:
         if self._limits.max_txns and len(self._open) >= self._limits.max_txns:
@@ -246,6 +252,9 @@ class Transactions:
             if repeated is not None:
                 return repeated
         if txn is None:
+            ended = self._ended.get(txn_id)
+            if ended is not None and ended[0] == owner and client_id is None:
+                return completed(_as_repeat(txn_id, ended[1]))
             if parts or client_id is None:
                 raise TxnNotFound(f"transaction {txn_id!r} is not open")
         elif txn.committing is not None:
@@ -290,11 +299,9 @@ class Transactions:
         self, txn_id: str, txn: Transaction | None, parts: Sequence[Part], client: tuple[str, int] | None
     ) -> Commit:
         engine = self._engine
-        loaded = self._load(txn, parts) if txn is not None else {}
         # Everything that can be refused is refused here: what follows takes seqs and makes topics.
-        for name, records in loaded.items():
-            self._check_topic(txn, name, records)
-        engine.check_topic_room(sum(engine.staged_topic(name) is None for name in loaded))
+        rendered = self._render(txn, parts) if txn is not None else {}
+        engine.check_topic_room(sum(engine.staged_topic(name) is None for name in rendered))
         engine.appender.check_total(engine.state.store.live_bytes)
         now = engine.time.now()
         events: list[Event] = []
@@ -302,15 +309,15 @@ class Transactions:
         pieces: list[tuple[Topic, list[Batch | Hole]]] = []
         reserved: list[tuple[Topic, int]] = []
         results: dict[str, Appended] = {}
-        for name, records in loaded.items():
+        for name, own in rendered.items():
             topic = engine.staged_topic(name)
             if topic is None:
                 assert txn is not None
                 topic, event = engine.stage_topic(name, resolve(txn.targets[name].patch, None, name))
                 created.append(topic)
                 events.append(event)
-            own = engine.appender.assign(topic, records, None, now)
-            results[name] = appended_of(records, own)
+            results[name] = _appended(own)
+            topic.staged_seq = results[name].last_seq + 1
             # A reservation stands behind the creation of its topic, or a replay would not know whose it is.
             topic.reserved = results[name].last_seq + RESERVE_AHEAD
             events.append(frames.reserved(topic.epoch, topic.reserved, now))
@@ -318,7 +325,7 @@ class Transactions:
             pieces.append((topic, own))
             engine.appender.hold(topic, own)
             if topic.staged_config.durability != "ephemeral":
-                events.extend(event_of(topic, piece) for piece in own)
+                events.extend(_log(topic, piece) for piece in own)
         if client is not None:
             events.append(frames.committed(Committed(*client, results)))
 
@@ -334,48 +341,80 @@ class Transactions:
                 engine.state.txn_clients[client[0]] = CommittedTxn(client[1], results)
                 if self._inflight.get(client[0], (None,))[0] == client[1]:
                     del self._inflight[client[0]]
+            result = TxnResult(txn_id, results, deduped=False)
             if txn is not None:
-                self._drop(txn)
-            return TxnResult(txn_id, results, deduped=False)
+                self._drop(txn, result)
+            return result
 
         topics = [topic for topic, _ in pieces]
         return engine.committer.stage(Level.SYNCED, topics, events, publish, atomic=True)
 
-    def _load(self, txn: Transaction, parts: Sequence[Part]) -> dict[str, list[RecordIn]]:
-        """The records of the named parts, topic by topic, in the order of the parts and their chunks."""
-        loaded: dict[str, list[RecordIn]] = {}
-        for part in parts:
-            for topic, chunks in txn.parts.get(part.part, {}).items():
-                records = loaded.setdefault(topic, [])
-                for number in sorted(chunks):
-                    spooled = chunks[number]
-                    try:
-                        payload = read_exactly(txn.file, spooled.length, spooled.offset)
-                        stored = _decode(payload)
-                    except (OSError, msgspec.DecodeError) as error:
-                        raise StorageFault(f"transaction {txn.id!r}: the spool cannot be read: {error}") from error
-                    records.extend(
-                        RecordIn(Raw(one.data), one.tag, one.node, Raw(one.meta), None, one.hole) for one in stored
-                    )
-        return {topic: records for topic, records in loaded.items() if records}
+    def _render(self, txn: Transaction, parts: Sequence[Part]) -> dict[str, list[Batch | Hole]]:
+        """The records of the named parts as each topic will get them, in the order of the parts and their chunks."""
+        chunks_of = _chunks_of(txn, parts)
+        first_seqs = {name: self._check_topic(txn, name, chunks) for name, chunks in chunks_of.items()}
+        now = self._engine.time.now()
+        rendered: dict[str, list[Batch | Hole]] = {}
+        weight = _TOPIC_OVERHEAD * (1 + len(chunks_of))
+        for name, chunks in chunks_of.items():
+            pieces = rendered[name] = []
+            seq = first_seqs[name]
+            for chunk in chunks:
+                own = self._render_chunk(txn, chunk, seq, now)
+                seq = _last_seq(own[-1]) + 1
+                pieces += own
+                weight += sum(map(_weight, own))
+                _check_weight(txn.id, weight)
+            # Only the number of seqs counts here, and a hole takes as many.
+            self._engine.appender.check_seqs(name, first_seqs[name], [RecordIn(hole=seq - first_seqs[name])])
+        return rendered
 
-    def _check_topic(self, txn: Transaction | None, name: str, records: Sequence[Record]) -> None:
-        """A topic that refuses fails the whole commit, before anything has changed."""
-        assert txn is not None
-        engine = self._engine
-        topic = engine.staged_topic(name)
+    def _check_topic(self, txn: Transaction, name: str, chunks: Sequence[_Spooled]) -> int:
+        """The first seq that a topic will give; one that refuses fails the whole commit before anything has changed."""
+        topic = self._engine.staged_topic(name)
         target = txn.targets[name]
         if topic is None and target.epoch is None:
             config = resolve(target.patch, None, name)
-            engine.appender.check_fits(name, config, records, 0, 0)
-            engine.appender.check_seqs(name, config.seq_base, records)
-            return
+            self._check_fits(txn, name, config, chunks, 0, 0)
+            return config.seq_base
         if topic is None or (target.epoch is not None and topic.epoch != target.epoch):
             raise TopicNotFound(f"topic {name!r} was deleted after records had been spooled for it", topic=name)
-        engine.settle(topic)
+        self._engine.settle(topic)
         count, size = topic.count + topic.pending_count, topic.bytes + topic.pending_bytes
-        engine.appender.check_fits(name, topic.staged_config, records, count, size)
-        engine.appender.check_seqs(name, topic.staged_seq, records)
+        self._check_fits(txn, name, topic.staged_config, chunks, count, size)
+        return topic.staged_seq
+
+    def _check_fits(
+        self, txn: Transaction, name: str, config: TopicConfig, chunks: Sequence[_Spooled], count: int, size: int
+    ) -> None:
+        # Only here every record is needed by itself: most topics never refuse.
+        if config.discard == "reject":
+            records = [record for chunk in chunks for record in self._records(txn, chunk)]
+            self._engine.appender.check_fits(name, config, records, count, size)
+
+    def _render_chunk(self, txn: Transaction, chunk: _Spooled, first_seq: int, now: int) -> list[Batch | Hole]:
+        if chunk.is_plain:
+            return [render_plain(self._read(txn, chunk).split(_BETWEEN), chunk.node, first_seq, now)]
+        return render(self._records(txn, chunk), chunk.node, first_seq, now)
+
+    def _records(self, txn: Transaction, chunk: _Spooled) -> Sequence[Record]:
+        payload = self._read(txn, chunk)
+        if chunk.is_plain:
+            return [PlainRecord(Raw(data)) for data in payload.split(_BETWEEN)]
+        try:
+            stored = _decode(payload)
+        except msgspec.DecodeError as error:
+            raise StorageFault(f"transaction {txn.id!r}: the spool cannot be read: {error}") from error
+        return [RecordIn(Raw(one.data), one.tag, one.node, Raw(one.meta), None, one.hole) for one in stored]
+
+    def _read(self, txn: Transaction, chunk: _Spooled) -> bytes:
+        try:
+            payload = read_exactly(txn.file, chunk.length, chunk.offset)
+        except OSError as error:
+            raise StorageFault(f"transaction {txn.id!r}: the spool cannot be read: {error}") from error
+        if len(payload) != chunk.length:
+            raise StorageFault(f"transaction {txn.id!r}: the spool is cut off")
+        return payload
 
     def abort(self, txn_id: str, owner: str | None = None) -> None:
         txn = self._find(txn_id, owner)
@@ -408,9 +447,9 @@ class Transactions:
             if txn.committing is None:
                 self._drop(txn)
 
-    def _drop(self, txn: Transaction) -> None:
+    def _drop(self, txn: Transaction, result: TxnResult | None = None) -> None:
         if self._open.pop(txn.id, None) is not None:
-            self._ended[txn.id] = None
+            self._ended[txn.id] = None if result is None else (txn.owner, result)
             if len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
             txn.file.close()
@@ -444,6 +483,66 @@ def _check_parts(txn: Transaction | None, parts: Sequence[Part]) -> None:
                     topic=topic,
                     records=have.get(topic, 0),
                 )
+
+
+def _pack(write: AnyWrite) -> bytes:
+    if isinstance(write, PlainWrite):
+        return _BETWEEN.join([record.data for record in write.records])
+    return _encode(
+        [
+            _Stored(bytes(record.data), record.tag, record.node, bytes(record.meta), record.hole)
+            for record in write.records
+        ]
+    )
+
+
+def _chunks_of(txn: Transaction, parts: Sequence[Part]) -> dict[str, list[_Spooled]]:
+    chunks_of: dict[str, list[_Spooled]] = {}
+    for part in parts:
+        for topic, chunks in txn.parts.get(part.part, {}).items():
+            chunks_of.setdefault(topic, []).extend(chunks[number] for number in sorted(chunks))
+    return {topic: chunks for topic, chunks in chunks_of.items() if chunks}
+
+
+def _check_weight(txn_id: str, weight: int) -> None:
+    """Refuses what is too long for the one frame that a commit is."""
+    if weight > MAX_PAYLOAD:
+        raise PayloadTooLarge(f"transaction {txn_id!r} would take more than the {MAX_PAYLOAD} bytes of a commit")
+
+
+def _weight(piece: Batch | Hole) -> int:
+    """At most the bytes that a piece takes in the log."""
+    if isinstance(piece, Hole):
+        return _RUN_OVERHEAD
+    names = [name for column in (piece.tags, piece.nodes) for name in column or () if name is not None]
+    text = sum(map(len, names)) * _MAX_UTF_8
+    return _RUN_OVERHEAD + len(piece.body) + text + _RECORD_OVERHEAD * len(piece.lens)
+
+
+def _appended(pieces: Sequence[Batch | Hole]) -> Appended:
+    count = sum(len(piece.lens) for piece in pieces if isinstance(piece, Batch))
+    starts: list[int] | None = None
+    if any(isinstance(piece, Hole) for piece in pieces):
+        starts = []
+        for piece in pieces:
+            starts.extend([piece.first] if isinstance(piece, Hole) else range(piece.first_seq, piece.last_seq + 1))
+    return Appended(_first_seq(pieces[0]), _last_seq(pieces[-1]), count, starts)
+
+
+def _log(topic: Topic, piece: Batch | Hole) -> Event:
+    """The frame of a piece. Its records stand in there: a large transaction has no room for them twice."""
+    event = event_of(topic, piece)
+    if isinstance(piece, Batch):
+        piece.body = memoryview(event.payload)[-len(piece.body) :]
+    return event
+
+
+def _first_seq(piece: Batch | Hole) -> int:
+    return piece.first if isinstance(piece, Hole) else piece.first_seq
+
+
+def _last_seq(piece: Batch | Hole) -> int:
+    return piece.last if isinstance(piece, Hole) else piece.last_seq
 
 
 def _as_repeat(txn_id: str, result: object) -> TxnResult:

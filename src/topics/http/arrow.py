@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import struct
 from array import array
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -15,13 +16,25 @@ from msgspec import Raw
 from topics.core.check import explain
 from topics.core.errors import InvalidRequest, NotAcceptable, UnsupportedMediaType
 from topics.core.limits import Limits
-from topics.core.records import META_KEY, RecordIn, Write, check_write
+from topics.core.records import (
+    META_KEY,
+    AnyWrite,
+    PlainRecord,
+    PlainWrite,
+    RecordIn,
+    Write,
+    check_plain,
+    check_write,
+)
 from topics.engine.chunk import Chunk
 from topics.engine.read import Diff
 
 MEDIA_TYPE = b"application/vnd.apache.arrow.stream"
 MAX_LIMIT = 1_000_000
 MAX_BYTES = 64 << 20
+# A batch ends with the chunk that reaches one of these.
+_BATCH_ROWS = 1 << 16
+_BATCH_BYTES = 16 << 20
 _EXTRA = "this needs pyarrow: install `topics[arrow]`"
 _COLUMNS = ("data", "tag", "node", "meta")
 # Kinds of Arrow messages.
@@ -29,6 +42,7 @@ _DICTIONARY, _RECORD_BATCH = 2, 3
 
 _encode_json = msgspec.json.Encoder().encode
 _raw_decoder = msgspec.json.Decoder(Raw)
+_raws_decoder = msgspec.json.Decoder(list[Raw])
 
 
 def is_arrow(content_type: bytes | None) -> bool:
@@ -51,12 +65,13 @@ def budget(max_bytes: int | None) -> int:
 
 def _pyarrow(missing: type[NotAcceptable] | type[UnsupportedMediaType]) -> Any:
     try:
+        importlib.import_module("pyarrow.compute")
         return importlib.import_module("pyarrow")
     except ImportError:
         raise missing(_EXTRA) from None
 
 
-def encode_diff(answer: Diff, include_meta: bool) -> bytes:
+def encode_diff(answer: Diff, include_meta: bool) -> list[bytes | memoryview]:
     """The records as columns; cursor fields and tombstone as JSON in the schema's metadata."""
     pa = _pyarrow(NotAcceptable)
     cursor = {
@@ -81,61 +96,150 @@ def encode_diff(answer: Diff, include_meta: bool) -> bytes:
         ],
         metadata={"topics": _encode_json(cursor)},
     )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for chunk, start, stop in answer.runs or ():
-            writer.write_batch(_batch(pa, schema, chunk, start, stop, include_meta))
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]  # pyarrow is untyped
+    sink = _Sink()
+    with pa.ipc.new_stream(pa.PythonFile(sink, "w"), schema) as writer:
+        for pieces in _gather(answer.runs or ()):
+            batches = [_Piece(pa, chunk, runs).batch(schema, include_meta) for chunk, runs in pieces]
+            # One batch for many chunks: a reader pays for each.
+            table = pa.Table.from_batches(batches, schema)
+            writer.write_table(table.combine_chunks() if len(batches) > 1 else table)
+    return sink.parts
 
 
-def _batch(pa: Any, schema: Any, chunk: Chunk, start: int, stop: int, include_meta: bool) -> Any:
-    count = stop - start
-    seqs = array("q", range(chunk.first_seq + start, chunk.first_seq + stop))
-    times = array("q", [ts * 1000 for ts in chunk.ts[start:stop]])
-    metas = chunk.metas[start:stop] if chunk.metas is not None else array("I", bytes(4 * count))
-    body = memoryview(chunk.body or b"")
-    # `…"data":DATA}` or `…"data":DATA,"meta":META}`, and a comma behind.
-    ends = [
-        end - 2 - (meta + len(META_KEY) if meta else 0) for end, meta in zip(chunk.ends[start:stop], metas, strict=True)
-    ]
-    lengths = [size - meta for size, meta in zip(chunk.sizes[start:stop], metas, strict=True)]
-    data = b"".join([body[end - length : end] for end, length in zip(ends, lengths, strict=True)])
-    offsets = array("i", accumulate(lengths, initial=0))
-    text = pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    return pa.record_batch(
-        [
-            pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(seqs)]),
-            pa.Array.from_buffers(pa.timestamp("us", "UTC"), count, [None, pa.py_buffer(times)]),
-            _names(pa, chunk.node_ids, chunk.nodes, start, stop),
-            _names(pa, chunk.tag_ids, chunk.tags, start, stop),
-            _metas(pa, chunk, metas, start, stop) if include_meta else pa.nulls(count, pa.string()),
-            text,
-        ],
-        schema=schema,
-    )
+class _Sink:
+    """Takes a stream as it is written, without copying it together."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: list[bytes | memoryview] = []
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        part = data if isinstance(data, bytes) else memoryview(data)
+        if part:
+            self.parts.append(part)
+            self._size += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None: ...
 
 
-def _names(pa: Any, ids: array[int] | None, table: dict[str, int], start: int, stop: int) -> Any:
-    if ids is None:
-        return pa.nulls(stop - start, pa.string())
-    names = [None, *table]
-    return pa.array([names[number] for number in ids[start:stop]], pa.string())
+def _gather(runs: Sequence[tuple[Chunk, int, int]]) -> Iterator[list[tuple[Chunk, list[range]]]]:
+    """The runs of each chunk, and as many chunks at a time as make a batch."""
+    pieces: list[tuple[Chunk, list[range]]] = []
+    rows = size = 0
+    for chunk, group in groupby(runs, lambda run: run[0]):
+        if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield pieces
+            pieces, rows, size = [], 0, 0
+        own = [range(start, stop) for _, start, stop in group]
+        rows += sum(map(len, own))
+        size += chunk.ends[own[-1].stop - 1] - chunk.start(own[0].start)
+        pieces.append((chunk, own))
+    if pieces:
+        yield pieces
 
 
-def _metas(pa: Any, chunk: Chunk, metas: array[int], start: int, stop: int) -> Any:
-    if chunk.metas is None:
-        return pa.nulls(stop - start, pa.string())
-    body = memoryview(chunk.body or b"")
-    texts = [
-        str(body[end - 2 - meta : end - 2], "utf-8") if meta else None
-        for end, meta in zip(chunk.ends[start:stop], metas, strict=True)
-    ]
-    return pa.array(texts, pa.string())
+class _Piece:
+    """Rows of one chunk as columns, made of its arrays by kernels: no record is looked at by Python."""
+
+    def __init__(self, pa: Any, chunk: Chunk, runs: list[range]) -> None:
+        self._pa = pa
+        self._compute = pa.compute
+        self._chunk = chunk
+        self._span = slice(runs[0].start, runs[-1].stop)
+        self._is_whole = len(runs) == 1
+        # Which of the span: with records deleted in between, not all of it.
+        self._rows = _positions(pa, self._span.start, runs)
+
+    def batch(self, schema: Any, include_meta: bool) -> Any:
+        pa, chunk = self._pa, self._chunk
+        return pa.record_batch(
+            [
+                self._compute.add(self._rows, chunk.first_seq + self._span.start),
+                self._compute.multiply(self._numbers(chunk.ts, pa.int64()), 1000).view(schema.field("ts").type),
+                self._names(chunk.node_ids, chunk.nodes),
+                self._names(chunk.tag_ids, chunk.tags),
+                self._metas() if include_meta else self._nothing(),
+                self._datas(),
+            ],
+            schema=schema,
+        )
+
+    def _numbers(self, column: array[int], kind: Any) -> Any:
+        numbers = column[self._span]
+        values = self._pa.Array.from_buffers(kind, len(numbers), [None, self._pa.py_buffer(numbers)])
+        return values if self._is_whole else values.take(self._rows)
+
+    def _nothing(self) -> Any:
+        return self._pa.nulls(len(self._rows), self._pa.string())
+
+    def _names(self, ids: array[int] | None, table: dict[str, int]) -> Any:
+        if ids is None:
+            return self._nothing()
+        return self._pa.array([None, *table], self._pa.string()).take(self._numbers(ids, self._pa.uint32()))
+
+    def _datas(self) -> Any:
+        """`…"data":DATA}` or `…"data":DATA,"meta":META}`, and a comma behind."""
+        stops = self._stops()
+        sizes = self._numbers(self._chunk.sizes, self._pa.int32())
+        if self._chunk.metas is not None:
+            compute = self._compute
+            metas = self._numbers(self._chunk.metas, self._pa.int32())
+            tails = compute.add(metas, self._int(len(META_KEY)))
+            stops = compute.subtract(stops, compute.if_else(compute.greater(metas, 0), tails, metas))
+            sizes = compute.subtract(sizes, metas)
+        return self._texts(stops, sizes)
+
+    def _metas(self) -> Any:
+        if self._chunk.metas is None:
+            return self._nothing()
+        sizes = self._numbers(self._chunk.metas, self._pa.int32())
+        texts = self._texts(self._stops(), sizes)
+        return self._compute.if_else(self._compute.greater(sizes, 0), texts, None)
+
+    def _stops(self) -> Any:
+        return self._compute.subtract(self._numbers(self._chunk.ends, self._pa.int32()), self._int(len(b"},")))
+
+    def _int(self, number: int) -> Any:
+        return self._pa.scalar(number, self._pa.int32())
+
+    def _texts(self, stops: Any, sizes: Any) -> Any:
+        """Parts of the body. An Arrow array has no gaps: they are elements too here, and every second one is taken."""
+        pa, count = self._pa, len(stops)
+        offsets = array("i", bytes(8 * count))
+        offsets[::2] = _ints(self._compute.subtract(stops, sizes))
+        offsets[1::2] = _ints(stops)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._chunk.body or b"")]
+        both = pa.Array.from_buffers(pa.string(), 2 * count - 1, buffers)
+        return both.take(_every_second(pa, count))
 
 
-def decode_write(body: bytes, limits: Limits, create: bool, node: str | None) -> Write:
+def decode_write(body: bytes, limits: Limits, create: bool, node: str | None) -> AnyWrite:
     """An Arrow stream with columns `data`, `tag`, `node`, `meta`; the rest of a write is in the query."""
     pa = _pyarrow(UnsupportedMediaType)
+    columns = _read_columns(pa, body)
+    if "data" not in columns:
+        raise InvalidRequest("the Arrow stream has no column `data`")
+    rows = len(columns["data"])
+    if rows > limits.max_batch_records:
+        # The same refusal as for JSON, before any row is looked at.
+        check_write(Write(records=[RecordIn()] * rows), limits)
+    datas = _prove(pa, columns["data"]) or _prove_each(columns["data"])
+    if all(column.null_count == rows for name, column in columns.items() if name != "data"):
+        plain = PlainWrite(records=list(map(PlainRecord, datas)), create=create, node=node)
+        check_plain(plain, limits)
+        return plain
+    write = Write(records=list(_records(datas, columns)), create=create, node=node)
+    check_write(write, limits)
+    return write
+
+
+def _read_columns(pa: Any, body: bytes) -> dict[str, Any]:
     try:
         _refuse_compressed(pa, body)
         table = pa.ipc.open_stream(body).read_all()
@@ -143,17 +247,35 @@ def decode_write(body: bytes, limits: Limits, create: bool, node: str | None) ->
         table.validate(full=True)
         if len(set(table.column_names)) != len(table.column_names):
             raise InvalidRequest("the Arrow stream has two columns of one name")
-        columns = {name: _texts(pa, table, name) for name in _COLUMNS if name in table.column_names}
+        return {name: _column(pa, table, name) for name in _COLUMNS if name in table.column_names}
     except (pa.ArrowException, OSError, UnicodeDecodeError, struct.error) as error:
         raise InvalidRequest(f"the body is not an Arrow IPC stream: {str(error)[:200]}") from None
-    if "data" not in columns:
-        raise InvalidRequest("the Arrow stream has no column `data`")
-    if table.num_rows > limits.max_batch_records:
-        # The same refusal as for JSON, before any row is looked at.
-        check_write(Write(records=[RecordIn()] * table.num_rows), limits)
-    write = Write(records=list(_records(columns, table.num_rows)), create=create, node=node)
-    check_write(write, limits)
-    return write
+
+
+def _prove(pa: Any, column: Any) -> list[Raw] | None:
+    """Rows that are JSON, proven at once as one array of it; None where each needs a look of its own.
+
+    There must be as many elements as rows, each as long as its row: then no byte is left over for white space, and each
+    element is its row. Else rows like `1,2`, or `[1` and `2]`, would pass for others.
+    """
+    if column.null_count:
+        return None
+    rows = pa.ListArray.from_arrays(pa.array([0, len(column)], pa.int32()), column)
+    joined = pa.compute.binary_join(rows, ",")[0].as_buffer()
+    try:
+        raws = _raws_decoder.decode(b"".join((b"[", joined, b"]")))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return raws if array("i", list(map(len, raws))) == _ints(pa.compute.binary_length(column)) else None
+
+
+def _prove_each(column: Any) -> list[Raw]:
+    raws: list[Raw] = []
+    for index, text in enumerate(column.to_pylist()):
+        if text is None:
+            raise InvalidRequest(f"records[{index}].data is required")
+        raws.append(_raw(text, f"records[{index}].data"))
+    return raws
 
 
 def _refuse_compressed(pa: Any, body: bytes) -> None:
@@ -192,25 +314,19 @@ def _field(data: bytes, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-def _texts(pa: Any, table: Any, name: str) -> list[str | None]:
+def _column(pa: Any, table: Any, name: str) -> Any:
     column = table.column(name)
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_null(column.type)):
         raise InvalidRequest(f"column {name} must be a string, got {column.type}")
-    return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow is untyped
+    texts = column.cast(pa.string())
+    return texts.chunk(0) if texts.num_chunks == 1 else texts.combine_chunks()
 
 
-def _records(columns: dict[str, list[str | None]], rows: int) -> Iterator[RecordIn]:
-    nothing: list[str | None] = [None] * rows
-    metas, tags, nodes = (columns.get(name, nothing) for name in ("meta", "tag", "node"))
-    for index, (data, meta, tag, node) in enumerate(zip(columns["data"], metas, tags, nodes, strict=True)):
-        if data is None:
-            raise InvalidRequest(f"records[{index}].data is required")
-        yield RecordIn(
-            _raw(data, f"records[{index}].data"),
-            tag,
-            node,
-            _raw(meta, f"records[{index}].meta") if meta is not None else Raw(),
-        )
+def _records(datas: list[Raw], columns: dict[str, Any]) -> Iterator[RecordIn]:
+    nothing: list[str | None] = [None] * len(datas)
+    metas, tags, nodes = (columns[name].to_pylist() if name in columns else nothing for name in ("meta", "tag", "node"))
+    for index, (data, meta, tag, node) in enumerate(zip(datas, metas, tags, nodes, strict=True)):
+        yield RecordIn(data, tag, node, _raw(meta, f"records[{index}].meta") if meta is not None else Raw())
 
 
 def _raw(text: str, field: str) -> Raw:
@@ -221,3 +337,34 @@ def _raw(text: str, field: str) -> Raw:
         raise InvalidRequest(f"{field}: {explain(error)}") from None
     except RecursionError:
         raise InvalidRequest(f"{field} nests too deep") from None
+
+
+def _ints(numbers: Any) -> array[int]:
+    """An Arrow array of int32 as one of Python."""
+    ints = array("i")
+    ints.frombytes(numbers.buffers()[1].slice(4 * numbers.offset, 4 * len(numbers)))
+    return ints
+
+
+def _positions(pa: Any, first: int, runs: list[range]) -> Any:
+    """Where the rows of `runs` stand behind `first`."""
+    if len(runs) == 1:
+        return _counting(pa, _power_above(len(runs[0])), 1)[: len(runs[0])]
+    positions = array("q")
+    for run in runs:
+        positions.extend(range(run.start - first, run.stop - first))
+    return pa.Array.from_buffers(pa.int64(), len(positions), [None, pa.py_buffer(positions)])
+
+
+def _every_second(pa: Any, count: int) -> Any:
+    return _counting(pa, _power_above(count), 2)[:count]
+
+
+def _power_above(count: int) -> int:
+    return 1 << count.bit_length()
+
+
+@lru_cache(maxsize=32)
+def _counting(pa: Any, count: int, step: int) -> Any:
+    numbers = array("q", range(0, count * step, step))
+    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(numbers)])

@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 _MICROSECOND = timedelta(microseconds=1)
+_END_OF_TIME = datetime.max.replace(tzinfo=UTC)
 # These are never null in a record, and a tombstone has them too (or must pass).
 _NEVER_NULL = ("topic", "seq")
 
@@ -65,7 +66,9 @@ class Wanted(msgspec.Struct):
                 self._up_to(seq)
             case GreaterThanOrEqual(("ts",), datetime() as moment):
                 self._since(_utc(moment))
-            case GreaterThan(("ts",), datetime() as moment):
+            case LessThanOrEqual(("ts",), datetime() as moment) if _utc(moment) == _END_OF_TIME:
+                pass
+            case GreaterThan(("ts",), datetime() as moment) if _utc(moment) < _END_OF_TIME:
                 self._since(_utc(moment) + _MICROSECOND)
             case LessThan(("ts",), datetime() as moment):
                 self._until(_utc(moment))
