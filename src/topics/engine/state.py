@@ -38,6 +38,8 @@ class State:
         # Damage that the fold met on its way: holes that are not in the log yet.
         self.found_lost: list[tuple[Topic, LostRange]] = []
         self.repairing = False
+        # Hears of every topic that becomes visible.
+        self.on_added: Callable[[Topic], None] | None = None
 
     def create(self, epoch: int, name: str, config: TopicConfig) -> Topic:
         topic = Topic(name, epoch, config, self.store)
@@ -50,6 +52,8 @@ class State:
         self.by_name[topic.name] = topic
         insort(self.names, topic.name)
         self.next_epoch = max(self.next_epoch, topic.epoch + 1)
+        if self.on_added is not None:
+            self.on_added(topic)
 
     def drop(self, topic: Topic) -> None:
         del self.topics[topic.epoch]

@@ -26,12 +26,14 @@ from topics.engine.commit import Commit
 from topics.engine.engine import Engine
 from topics.http.auth import Key, Keys, Scope
 from topics.http.exchange import JSON, Exchange
+from topics.http.following import Arrivals, Renderings, Stream
 from topics.http.head import Heads
 from topics.http.metrics import Metrics
 from topics.http.pressure import Deliveries, Pressure
 from topics.http.protocol import HttpProtocol, decode_body
 from topics.http.settings import Settings
 from topics.http.sharing import SharedWrites
+from topics.http.watches import Watches
 
 TICK_SECONDS = 0.02
 _SWEEP_TICKS = 50
@@ -43,17 +45,26 @@ Handler = Callable[["App", Exchange, str], None]
 
 class Route(msgspec.Struct, frozen=True):
     """A method of a path. `topic`: the path names one, whose prefix a key must have. `changes`: it takes a
-    place in the log by itself, behind the writes that came before it."""
+    place in the log by itself, behind the writes that came before it. `stream`: it goes on, and its key may be in the
+    query, because a browser cannot send it otherwise."""
 
     name: str
     handler: Handler
     scope: Scope
     topic: bool = False
     changes: bool = False
+    stream: bool = False
 
 
 # A request that may be made: its route, the name in its path, and whose it is.
 Access = tuple[Route, str, Key]
+
+
+class Stuck(TopicsError):
+    """A stream whose client takes nothing."""
+
+    code = "slow_consumer"
+    status = 503
 
 
 class Internal(TopicsError):
@@ -80,6 +91,11 @@ class App:
         self.started = time.monotonic()
         self.metrics = Metrics()
         self.shared = SharedWrites(self)
+        self.streams: set[Stream] = set()
+        self.renderings = Renderings(self)
+        self.arrivals = Arrivals()
+        self.watches = Watches(self)
+        engine.state.on_added = self.arrivals.on_added
         self.deliveries = Deliveries()
         self.pressure = Pressure(settings.pressure_delay_ms, settings.pressure_bytes)
         self._routes = ROUTES
@@ -129,6 +145,10 @@ class App:
         if self._ticks % _SWEEP_TICKS == 0:
             for connection in list(self.connections):
                 connection.check_deadline(now)
+            self.watches.sweep(now)
+            for stream in list(self.streams):
+                if stream.is_stuck(now, self.settings.stuck_timeout_ms / 1000):
+                    stream.fail(Stuck("nothing was taken for too long; resume from the last id", retry_after_ms=1000))
         self._next_tick = self.clock() + TICK_SECONDS
         self.loop.call_at(self._next_tick, self._tick)
 
@@ -146,6 +166,8 @@ class App:
         readings, self.readings = self.readings, set()
         for end in readings:
             end()
+        for stream in list(self.streams):
+            stream.fail(ShuttingDown("the server is shutting down; resume from the last id", retry_after_ms=1000))
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -214,9 +236,13 @@ class App:
         return exchange.head.access
 
     def _authorize(self, exchange: Exchange, route: Route) -> Key:
-        if not self.keys.is_on or (route.scope is Scope.NONE and not self.settings.probe_auth):
+        is_probe = route.scope is Scope.NONE and not route.stream
+        if not self.keys.is_on or (is_probe and not self.settings.probe_auth):
             return self.keys.anyone
-        key = self.keys.check(exchange.header(b"authorization"))
+        header = exchange.header(b"authorization")
+        if header is None and route.stream and "token" in exchange.query:
+            header = f"Bearer {exchange.query['token']}"
+        key = self.keys.check(header)
         key.need(route.scope)
         return key
 

@@ -26,6 +26,32 @@ class Channel(Protocol):
 
     def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: Body) -> None: ...
 
+    def open(self, exchange: Exchange, content_type: bytes, headers: Headers) -> Outlet: ...
+
+
+class Outlet(Protocol):
+    """Where an answer goes that has no end of its own. What is written while it `is_full`, it has to hold."""
+
+    @property
+    def is_full(self) -> bool: ...
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client has not taken yet."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def end(self, why: TopicsError | None = None) -> None: ...
+
+
+class Listener(Protocol):
+    """Who writes to an outlet, and what it hears of it."""
+
+    def on_room(self) -> None: ...
+
+    def on_gone(self) -> None: ...
+
 
 # An answer's bytes, in one piece or in several that are sent one after the other.
 Body = bytes | list[bytes | memoryview]
@@ -35,7 +61,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class Exchange:
     __slots__ = (
         *("_app", "_channel", "_query", "answered", "body", "head", "hurry", "is_cancelled", "keep_alive", "key"),
-        *("on_cancel", "reply", "route", "started", "status"),
+        *("listener", "on_cancel", "reply", "route", "started", "status"),
     )
 
     def __init__(self, app: App, channel: Channel, head: Head, body: bytes) -> None:
@@ -57,6 +83,12 @@ class Exchange:
         self.route = "unknown"
         self.status = 0
         self._query: dict[str, str] | None = None
+        # Who writes the answer, if it is one that goes on.
+        self.listener: Listener | None = None
+
+    @property
+    def channel(self) -> Channel:
+        return self._channel
 
     @property
     def method(self) -> str:
@@ -125,6 +157,15 @@ class Exchange:
         self._app.finished(self)
         self._channel.send(self, status, content_type, headers, body)
 
+    def open(self, listener: Listener, content_type: bytes, headers: Headers = ()) -> Outlet:
+        """Begins an answer that goes on until somebody ends it."""
+        assert not self.answered
+        self.answered = True
+        self.status = 200
+        self._app.finished(self)
+        self.listener = listener
+        return self._channel.open(self, content_type, headers)
+
     def answer(self, fields: dict[str, Any], status: int = 200) -> None:
         """A success: a bare object with its timing."""
         fields["performance"] = self.performance()
@@ -146,6 +187,9 @@ class Exchange:
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            listener.on_gone()
         if not self.answered and not self.is_cancelled:
             self.is_cancelled = True
             self._app.finished(self)

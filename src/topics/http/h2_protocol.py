@@ -21,8 +21,8 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from topics.core.errors import InvalidRequest
-from topics.http.exchange import Body, Exchange, Headers
+from topics.core.errors import InvalidRequest, TopicsError
+from topics.http.exchange import Body, Exchange, Headers, Outlet
 from topics.http.head import Head
 from topics.http.protocol import GZIP_FROM, gzip, too_large
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _MAX_STREAMS = 256
 _WINDOW = 1 << 20
+# Bytes of a stream that wait for flow control before it counts as full.
+_MAX_HELD = 64 << 10
 
 
 class H2Protocol(asyncio.Protocol):
@@ -41,6 +43,7 @@ class H2Protocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._closing = False
         self._deadline = 0.0
+        self.is_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop has transports of its own.
@@ -60,7 +63,7 @@ class H2Protocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         for stream in list(self._streams.values()):
-            stream.end()
+            stream.end_exchange()
         self._streams.clear()
 
     def check_deadline(self, now: float) -> None:
@@ -106,25 +109,40 @@ class H2Protocol(asyncio.Protocol):
         elif isinstance(event, StreamReset):
             stream = self._streams.pop(event.stream_id, None)
             if stream is not None:
-                stream.end()
+                stream.end_exchange()
         elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
             for stream in list(self._streams.values()):
                 stream.pump()
         elif isinstance(event, ConnectionTerminated):
             self.close_when_idle()
 
+    def pause_writing(self) -> None:
+        self.is_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        for stream in list(self._streams.values()):
+            stream.pump()
+        self.flush()
+
     def send_head(self, stream_id: int, headers: list[tuple[bytes, bytes]], is_all: bool) -> None:
         self._h2.send_headers(stream_id, headers, end_stream=is_all)
 
-    def send_some(self, stream_id: int, body: memoryview) -> int:
-        """Sends what flow control allows; says how much."""
+    def send_some(self, stream_id: int, body: memoryview, is_last: bool = True) -> int:
+        """Sends what flow control allows; says how much. The last byte ends the stream, if it is the last."""
         room = min(self._h2.local_flow_control_window(stream_id), len(body))
         sent = 0
         while sent < room:
             size = min(room - sent, self._h2.max_outbound_frame_size)
-            self._h2.send_data(stream_id, bytes(body[sent : sent + size]), end_stream=sent + size == len(body))
+            self._h2.send_data(
+                stream_id, bytes(body[sent : sent + size]), end_stream=is_last and sent + size == len(body)
+            )
             sent += size
         return sent
+
+    def end_stream(self, stream_id: int) -> None:
+        with contextlib.suppress(ProtocolError):
+            self._h2.end_stream(stream_id)
 
     def finished(self, stream_id: int) -> None:
         self._streams.pop(stream_id, None)
@@ -158,6 +176,9 @@ class _Stream:
         self._body: list[bytes] = []
         self._size = 0
         self._left: memoryview | None = None
+        # Of an answer that goes on: what flow control holds back, and whether its end is wanted.
+        self._held = bytearray()
+        self._ends = False
         self._is_handled = False
         fields: dict[bytes, bytes] = {}
         for name, value in headers:
@@ -198,8 +219,10 @@ class _Stream:
             return
         self._app.handle(self.exchange)
 
-    def end(self) -> None:
+    def end_exchange(self) -> None:
+        """The client has given it up, or is gone."""
         self._left = None
+        self._held.clear()
         self.exchange.cancel()
 
     def send(self, exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: Body) -> None:
@@ -227,7 +250,55 @@ class _Stream:
             self._protocol.finished(self._id)
         self._protocol.flush()
 
+    def open(self, exchange: Exchange, content_type: bytes, headers: Headers) -> Outlet:
+        head = [(b":status", b"200"), (b"content-type", content_type), *headers]
+        with contextlib.suppress(ProtocolError):
+            self._protocol.send_head(self._id, head, is_all=False)
+        return self
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._held) >= _MAX_HELD or self._protocol.is_paused
+
+    @property
+    def unsent(self) -> int:
+        return len(self._held)
+
+    def write(self, data: bytes) -> None:
+        if self.exchange.listener is not None:
+            self._held += data
+            self._pump_held()
+            self._protocol.flush()
+
+    def end(self, why: TopicsError | None = None) -> None:
+        if self.exchange.listener is not None:
+            self.exchange.listener = None
+            self._ends = True
+            self._pump_held()
+            self._protocol.flush()
+
+    def _pump_held(self) -> None:
+        if self._held:
+            try:
+                with memoryview(self._held) as held:
+                    sent = self._protocol.send_some(self._id, held, is_last=False)
+            except ProtocolError:
+                self._held.clear()
+                self._protocol.finished(self._id)
+                self.end_exchange()
+                return
+            del self._held[:sent]
+        if self._ends and not self._held:
+            self._ends = False
+            self._protocol.end_stream(self._id)
+            self._protocol.finished(self._id)
+        elif self.exchange.listener is not None and not self.is_full:
+            self.exchange.listener.on_room()
+
     def pump(self) -> None:
+        if self.exchange.listener is not None or self._ends:
+            self._pump_held()
+            return
         if self._left is None:
             return
         try:

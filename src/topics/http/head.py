@@ -22,7 +22,10 @@ class Head:
     """`headers` is not to be changed: the same head may serve many requests. `length` is that of the body, as far as it
     was said; `access` is who asks and for what, once that was found out."""
 
-    __slots__ = ("accepts_gzip", "access", "headers", "is_old", "keep_alive", "length", "method", "path", "raw_query")
+    __slots__ = (
+        *("accepts_gzip", "access", "headers", "is_old", "keep_alive", "length", "method", "path", "raw_query"),
+        "wants_websocket",
+    )
 
     def __init__(self, method: str, target: bytes, headers: dict[bytes, bytes]) -> None:
         path, _, self.raw_query = target.partition(b"?")
@@ -37,6 +40,7 @@ class Head:
         self.length = 0
         self.accepts_gzip = b"accept-encoding" in headers and accepts_gzip(headers[b"accept-encoding"])
         self.access: Access | None = None
+        self.wants_websocket = False
 
 
 class Heads:

@@ -27,6 +27,27 @@ class DiffRequest(msgspec.Struct, kw_only=True):
     epoch: Seq | None = None
 
 
+class WatchTopic(msgspec.Struct, kw_only=True):
+    """Where a stream begins in a topic: behind a seq, or with what comes next."""
+
+    from_seq: Seq = 0
+    tail: bool = False
+    epoch: Seq | None = None
+
+
+class WatchRequest(msgspec.Struct, kw_only=True):
+    """What a stream follows, and what it wants of each record."""
+
+    topics: dict[str, WatchTopic]
+    node: str | list[str] | None = None
+    limit: Annotated[int, Meta(ge=0)] = 0
+    max_batch_bytes: Annotated[int, Meta(ge=0)] = 0
+    heartbeat_ms: Annotated[int, Meta(ge=0)] = 15_000
+    include_meta: bool = True
+    include_tags: bool = False
+    include_data: bool = True
+
+
 class DeleteRequest(msgspec.Struct, kw_only=True):
     """Which records to remove: by seq, by tag, or by both."""
 

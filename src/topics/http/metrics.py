@@ -96,6 +96,8 @@ class Scrape:
             latency.add_metric([route], histogram.cumulative(), histogram.sum)
         yield latency
         yield GaugeMetricFamily("topics_connections", "Open connections.", len(self._app.connections))
+        yield GaugeMetricFamily("topics_streams", "Open streams.", self._app.watches.open_streams)
+        yield GaugeMetricFamily("topics_watch_sessions", "Watch sessions.", len(self._app.watches))
         yield GaugeMetricFamily("topics_waiting_reads", "Long polls that wait.", len(self._app.readings))
         yield GaugeMetricFamily(
             "topics_loop_delay_seconds", "How late the event loop is.", self._app.metrics.loop_delay

@@ -11,7 +11,7 @@ from topics.core.config import ConfigPatch
 from topics.core.records import RecordIn, Write
 from topics.engine.transactions import Part
 from topics.http.auth import Scope
-from topics.http.messages import CommitRequest, DeleteRequest, DiffRequest, ErrorAnswer
+from topics.http.messages import CommitRequest, DeleteRequest, DiffRequest, ErrorAnswer, WatchRequest
 
 _JSON = "application/json"
 _ARROW = "application/vnd.apache.arrow.stream"
@@ -194,6 +194,35 @@ _OPERATIONS: dict[str, dict[str, Any]] = {
         "answers": {"200": _object(txn=_ID, aborted=_FLAG)},
         "errors": ("404",),
     },
+    "create_watch": {
+        "summary": "Begin to follow topics; the answer says where the stream is.",
+        "parameters": [_query("lenient", _FLAG)],
+        "body": WatchRequest,
+        "answers": {
+            "200": _object(
+                wid={"type": "string"},
+                stream_url={"type": "string"},
+                session_ttl_ms=_SEQ,
+                topics={"type": "object", "additionalProperties": {"type": "object"}},
+            )
+        },
+        "errors": ("404", "413", "415"),
+    },
+    "watch": {
+        "summary": "Server-sent events: records, tombstones, and what else happens to the topics.",
+        "parameters": [
+            {"name": "Last-Event-ID", "in": "header", "required": False, "schema": {"type": "string"}},
+            _query("token", {"type": "string"}),
+        ],
+        "events": True,
+        "answers": {"200": {}},
+        "errors": ("404", "406"),
+    },
+    "websocket": {
+        "summary": "The same over one WebSocket, with commands to subscribe, unsubscribe, publish and ping.",
+        "parameters": [_query("token", {"type": "string"})],
+        "answers": {"101": {}},
+    },
     "health": {"summary": "Alive.", "answers": {"200": _object(status={"type": "string"})}},
     "ready": {"summary": "Ready for requests.", "answers": {"200": _object(status={"type": "string"})}},
     "metrics": {"summary": "Prometheus text, or JSON if that is accepted.", "text": True, "answers": {"200": {}}},
@@ -220,13 +249,15 @@ def document() -> bytes:
     from topics.http.routes import ROUTES
 
     write = _without_raw(Write)
-    bodies: list[Any] = [ConfigPatch, write, DiffRequest, DeleteRequest, CommitRequest, Part, ErrorAnswer]
+    bodies: list[Any] = [
+        *(ConfigPatch, write, DiffRequest, DeleteRequest, CommitRequest, Part, WatchRequest, ErrorAnswer),
+    ]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     references = dict(zip(bodies, schemas, strict=True))
     references[Write] = references[write]
     paths: dict[str, Any] = {}
     for path, methods in ROUTES.items():
-        kind = "id" if "/txns/" in path else "topic"
+        kind = "id" if "/txns/" in path or "/watch/" in path else "topic"
         shown = path.replace("*", "{" + kind + "}")
         operations: dict[str, Any] = {}
         for method, route in methods.items():
@@ -256,7 +287,10 @@ def _operation(name: str, path: str, what: dict[str, Any], scope: Scope, referen
     answers: dict[str, Any] = {}
     for status, schema in what["answers"].items():
         content = {"text/plain": {"schema": {"type": "string"}}} if what.get("text") else {}
-        content[_JSON] = {"schema": schema}
+        if what.get("events"):
+            content["text/event-stream"] = {"schema": {"type": "string"}}
+        elif status != "101":
+            content[_JSON] = {"schema": schema}
         if what.get("arrow_answer"):
             content[_ARROW] = {"schema": {"type": "string", "format": "binary"}}
         answers[status] = {"description": "Success.", "content": content}

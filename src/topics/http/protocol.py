@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
 from topics.core.errors import InvalidRequest, PayloadTooLarge, Throttled, TopicsError, UnsupportedMediaType
-from topics.http.exchange import Body, Exchange, Headers
+from topics.http.exchange import Body, Exchange, Headers, Outlet
 from topics.http.head import END, Head
 
 if TYPE_CHECKING:
     from topics.http.app import App
     from topics.http.h2_protocol import H2Protocol
+    from topics.http.ws_protocol import WsProtocol
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Requests of one connection that may wait for their turn; past that nothing more is read from it.
@@ -75,7 +77,7 @@ class HttpProtocol(asyncio.Protocol):
         # that wait for their turn.
         self._line: deque[Exchange] = deque()
         self._waiting: deque[Exchange] = deque()
-        self._successor: H2Protocol | None = None
+        self._successor: H2Protocol | WsProtocol | None = None
         self._start = b""
         self._is_started = False
         self._is_paused = False
@@ -171,12 +173,19 @@ class HttpProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._is_paused = True
         self._unsent = None
+        if self._successor is not None:
+            self._successor.pause_writing()
         self._wait(self._app.settings.idle_timeout_ms)
         self._regulate()
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        if self._successor is not None:
+            self._successor.resume_writing()
+            return
         self._pump()
+        if self._line and self._line[0].listener is not None:
+            self._line[0].listener.on_room()
 
     def _regulate(self) -> None:
         """Reads on exactly while the client takes its answers and not too many requests wait."""
@@ -193,8 +202,7 @@ class HttpProtocol(asyncio.Protocol):
     # -- bytes in --------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._successor is not None:
-            self._successor.data_received(data)
+        if self._pass_on(data):
             return
         if not self._is_started:
             data = self._start + data
@@ -209,9 +217,15 @@ class HttpProtocol(asyncio.Protocol):
         if not self._in_message:
             data = self._take_known(data)
             self._arrived = data
-        while data and not self._closing:
+        while data and not self._closing and not self._pass_on(data):
             data = self._feed(data)
         self._arrived = b""
+
+    def _pass_on(self, data: bytes) -> bool:
+        """Whether this connection belongs to another protocol by now, which gets the rest."""
+        if self._successor is not None:
+            self._successor.data_received(data)
+        return self._successor is not None
 
     def _take_known(self, data: bytes) -> bytes:
         """Handles the requests that are whole and whose heads are known; returns the rest."""
@@ -236,12 +250,32 @@ class HttpProtocol(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            return self._without_upgrade() + data[upgrade.args[0] :]
+            return self._upgrade() + data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"the request is malformed: {error}"))
         if self._in_message and not self._headers_done and self._fed > self._app.settings.max_header_bytes:
             self._refuse_head()
         return b""
+
+    def _upgrade(self) -> bytes:
+        """A WebSocket is opened here; anything else is not known, and is as if it had not been asked for."""
+        if self._headers.get(b"upgrade", b"").lower() != b"websocket" or self._line or self._waiting:
+            return self._without_upgrade()
+        head = Head(self._parser.get_method().decode("ascii"), self._target, self._headers)
+        head.wants_websocket = True
+        exchange = Exchange(self._app, self, head, b"")
+        self._reset()
+        self._parser = httptools.HttpRequestParser(self)
+        self._arrived = b""
+        self._handle(exchange)
+        return b""
+
+    def become_websocket(self, exchange: Exchange, make: Callable[[asyncio.Transport], WsProtocol]) -> None:
+        """The exchange was a handshake: from here on the connection belongs to another protocol."""
+        assert self.transport is not None
+        assert self._line[0] is exchange
+        self._line.clear()
+        self._successor = make(self.transport)
 
     def _without_upgrade(self) -> bytes:
         """An Upgrade that we do not know is a request like any other, but the parser would not read its body: the head
@@ -269,7 +303,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client sends no more, or is gone: nobody can tell. It gets what is on its way; reads do not wait on."""
-        if self._successor is not None or not (self._line or self._waiting):
+        if self._successor is not None or not (self._line or self._waiting) or self._line[0].listener is not None:
             return False
         self._closing = True
         for exchange in list(self._line):
@@ -477,6 +511,27 @@ class HttpProtocol(asyncio.Protocol):
         if line and exchange is line[0]:
             self._pump()
 
+    def open(self, exchange: Exchange, content_type: bytes, headers: Headers) -> Outlet:
+        """Begins an answer that goes on. It is the only one: a request that is no write waits for all before it."""
+        assert self._line[0] is exchange
+        assert self.transport is not None
+        is_chunked = not exchange.head.is_old
+        head = [b"HTTP/1.1 200 OK", b"content-type: " + content_type, *[b"%b: %b" % header for header in headers]]
+        head.append(b"transfer-encoding: chunked" if is_chunked else b"connection: close")
+        exchange.keep_alive = exchange.keep_alive and is_chunked
+        self.transport.write(b"\r\n".join([*head, b"", b""]))
+        return _Stream(self, exchange, is_chunked)
+
+    @property
+    def is_full(self) -> bool:
+        return self._is_paused or self.transport is None
+
+    def end_stream(self, exchange: Exchange, last: bytes) -> None:
+        if exchange.listener is not None:
+            exchange.listener = None
+            exchange.reply = [last]
+            self._pump()
+
     def _send_ready(self) -> bool:
         """Sends the answers at the head of the line."""
         line = self._line
@@ -496,6 +551,34 @@ class HttpProtocol(asyncio.Protocol):
             transport.close()
             return False
         return True
+
+
+class _Stream:
+    """The outlet of a connection, in chunks; an old client reads until the connection ends."""
+
+    __slots__ = ("_exchange", "_is_chunked", "_protocol")
+
+    def __init__(self, protocol: HttpProtocol, exchange: Exchange, is_chunked: bool) -> None:
+        self._protocol = protocol
+        self._exchange = exchange
+        self._is_chunked = is_chunked
+
+    @property
+    def is_full(self) -> bool:
+        return self._protocol.is_full
+
+    @property
+    def unsent(self) -> int:
+        transport = self._protocol.transport
+        return transport.get_write_buffer_size() if transport is not None else 0
+
+    def write(self, data: bytes) -> None:
+        transport = self._protocol.transport
+        if transport is not None and self._exchange.listener is not None:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    def end(self, why: TopicsError | None = None) -> None:
+        self._protocol.end_stream(self._exchange, b"0\r\n\r\n" if self._is_chunked else b"")
 
 
 def too_large(size: int, most: int) -> PayloadTooLarge:

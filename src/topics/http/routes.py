@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics.http import health, records, topics, txns
+from topics.http import health, records, topics, txns, watch, ws
 from topics.http.app import Route
 from topics.http.auth import Scope
 
@@ -21,6 +21,9 @@ ROUTES: dict[str, dict[str, Route]] = {
     "/v0/txns/*": {"GET": Route("get_txn", txns.get, Scope.WRITE)},
     "/v0/txns/*/commit": {"POST": Route("commit_txn", txns.commit, Scope.WRITE, changes=True)},
     "/v0/txns/*/abort": {"POST": Route("abort_txn", txns.abort, Scope.WRITE)},
+    "/v0/watch": {"POST": Route("create_watch", watch.create, Scope.READ)},
+    "/v0/watch/*": {"GET": Route("watch", watch.stream, Scope.READ, stream=True)},
+    "/v0/ws": {"GET": Route("websocket", ws.open_, Scope.NONE, stream=True)},
     "/v0/health": {"GET": Route("health", health.health, Scope.NONE)},
     "/healthz": {"GET": Route("health", health.health, Scope.NONE)},
     "/v0/ready": {"GET": Route("ready", health.ready, Scope.NONE)},

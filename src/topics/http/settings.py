@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_ms: Annotated[int, Meta(description="Time without progress while a body arrives.")] = 30_000
     idle_timeout_ms: Annotated[int, Meta(description="Time after which an idle connection is closed.")] = 75_000
     shutdown_timeout_ms: Annotated[int, Meta(description="Time for requests in flight at shutdown.")] = 10_000
+    stuck_timeout_ms: Annotated[int, Meta(description="Time without progress after which a stream is closed.")] = 30_000
+    watch_ttl_ms: Annotated[int, Meta(description="Idle time after which a watch session is dropped.")] = 300_000
     max_connections: Annotated[int, Meta(description="Open connections; 0 is off.")] = 50_000
     metrics_topics: Annotated[int, Meta(description="Topics that the metrics list one by one.")] = 1000
     pressure_delay_ms: Annotated[int, Meta(description="Event-loop delay at which requests are throttled.")] = 1000
