@@ -34,6 +34,8 @@ _HEADS = {
     % (status.value, status.phrase.encode())
     for status in HTTPStatus
 }
+# How long a client that was refused may go on sending.
+_LINGER_MS = 2000
 # Headers that must not come twice.
 _SINGLE = (b"content-length", b"host", b"transfer-encoding", b"authorization", b"content-type")
 _UPPER = frozenset(range(ord("A"), ord("Z") + 1))
@@ -42,30 +44,10 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class HttpProtocol(asyncio.Protocol):
     __slots__ = (
-        *(
-            "_app",
-            "_arrived",
-            "_body",
-            "_body_size",
-            "_closing",
-            "_fed",
-            "_head_size",
-            "_headers",
-            "_headers_done",
-            "_in_message",
-        ),
-        *(
-            "_is_paused",
-            "_is_pumping",
-            "_is_reading",
-            "_is_started",
-            "_line",
-            "_owes_continue",
-            "_parser",
-            "_refusal",
-            "_start",
-        ),
-        *("_successor", "_target", "_unsent", "_waiting", "deadline", "transport"),
+        *("_app", "_arrived", "_body", "_body_size", "_closing", "_fed", "_head_size", "_headers", "_headers_done"),
+        *("_in_message", "_is_lingering", "_is_paused", "_is_pumping", "_is_reading", "_is_started", "_line"),
+        *("_owes_continue", "_parser", "_refusal", "_start", "_successor", "_target", "_unsent", "_waiting"),
+        *("deadline", "transport"),
     )
 
     def __init__(self, app: App) -> None:
@@ -84,6 +66,7 @@ class HttpProtocol(asyncio.Protocol):
         self._unsent: int | None = None
         self._is_pumping = False
         self._is_reading = True
+        self._is_lingering = False
         self._closing = False
         # What came in one piece, from the first byte of a request on.
         self._arrived = b""
@@ -148,6 +131,8 @@ class HttpProtocol(asyncio.Protocol):
             self._successor.check_deadline(now)
         elif now < self.deadline:
             return
+        elif self._is_lingering:
+            transport.abort()
         elif self._is_paused or transport.is_closing():
             # It has an answer and does not take it.
             left = transport.get_write_buffer_size()
@@ -548,9 +533,21 @@ class HttpProtocol(asyncio.Protocol):
         if is_last:
             self._closing = True
             self._drop_all()
-            transport.close()
+            self._leave(transport)
             return False
         return True
+
+    def _leave(self, transport: asyncio.Transport) -> None:
+        """Ends the connection. A client that is still sending would lose the answer to a reset: it is heard out, for a
+        moment."""
+        if self._in_message and transport.can_write_eof():
+            self._is_lingering = True
+            self._is_paused = False
+            transport.write_eof()
+            transport.resume_reading()
+            self._wait(_LINGER_MS)
+        else:
+            transport.close()
 
 
 class _Stream:

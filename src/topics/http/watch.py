@@ -16,7 +16,7 @@ from topics.http.auth import Key
 from topics.http.exchange import Exchange, Outlet
 from topics.http.following import Position, Rendering, Stream, Wishes
 from topics.http.messages import WatchRequest
-from topics.http.watches import Session
+from topics.http.watches import Session, copied
 
 EVENT_STREAM = b"text/event-stream"
 _HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
@@ -94,11 +94,11 @@ def stream(app: App, exchange: Exchange, wid: str) -> None:
     session = app.watches.find(wid, exchange.key)
     need_event_stream(exchange)
     last = exchange.header(b"last-event-id") or exchange.query.get("last_event_id")
-    if last is not None:
-        rewind(session.positions, last)
+    positions = _read_id(last) if last is not None else {}
+    app.watches.check_room(exchange.key)
     if session.stream is not None:
         session.stream.fail(TakenOver("another connection has taken this watch over"))
-    app.watches.check_room(exchange.key)
+    resume(session, positions)
     EventStream(app, exchange, session)
 
 
@@ -112,12 +112,16 @@ class TakenOver(TopicsError):
     code = "taken_over"
 
 
-def rewind(positions: dict[str, Position], last_event_id: str) -> None:
-    """Goes back to where a frame stood; never forward past what was sent."""
-    for name, position in _read_id(last_event_id).items():
-        sent = positions.get(name)
-        if sent is not None and (position.epoch != sent.epoch or position.seq < sent.seq):
-            positions[name] = position
+def resume(session: Session, last: dict[str, Position]) -> None:
+    """Goes back to where the client's last frame stood, never past what was sent; without one, to what it has shown to
+    have before."""
+    for name, position in last.items():
+        sent = session.positions.get(name)
+        if sent is not None:
+            is_behind = position.epoch != sent.epoch or position.seq < sent.seq
+            session.known[name] = position if is_behind else sent
+    session.positions = copied(session.known)
+    session.known = copied(session.known)
 
 
 def _read_id(text: str) -> dict[str, Position]:
@@ -139,8 +143,10 @@ class EventStream:
         self._session = session
         app.watches.open_one(session.owner)
         self._outlet: Outlet = exchange.open(self, EVENT_STREAM, _HEADERS)
-        self._outlet.write(_RETRY)
-        self._stream = session.stream = Stream(app, self._outlet, Events(session.positions), self._on_over)
+        events = Events(session.positions)
+        # An event without data only sets the id: whoever gets anything at all can resume from it.
+        self._outlet.write(b"id: %b\n" % events.id() + _RETRY)
+        self._stream = session.stream = Stream(app, self._outlet, events, self._on_over)
         self._timer = app.loop.call_later(session.heartbeat, self._beat)
         for name, position in list(session.positions.items()):
             self._stream.follow(name, position, session.wishes)
@@ -175,13 +181,13 @@ class Events:
         self._positions = positions
         self._single = next(iter(positions)) if len(positions) == 1 else None
 
-    def _id(self) -> bytes:
+    def id(self) -> bytes:
         cursors: dict[str, Any] = {name: position.seq for name, position in self._positions.items()}
         cursors[_EPOCHS] = {name: position.epoch for name, position in self._positions.items()}
         return base64.urlsafe_b64encode(_encode(cursors)).rstrip(b"=")
 
     def _event(self, kind: bytes, data: bytes) -> bytes:
-        return b"id: %b\nevent: %b\ndata: %b\n\n" % (self._id(), kind, data)
+        return b"id: %b\nevent: %b\ndata: %b\n\n" % (self.id(), kind, data)
 
     def record(self, topic: str, rendering: Rendering) -> bytes:
         # The id of a stream of one topic is the same for all that are at this place, and so is the frame.

@@ -16,15 +16,21 @@ if TYPE_CHECKING:
 
 
 class Session(msgspec.Struct, kw_only=True):
-    """`owner` is the key that made it. `positions` go along with what is sent; `stream` is who sends it."""
+    """`owner` is the key that made it. `positions` go along with what is sent by `stream`; `known` is what the client
+    has shown to have: it may not have got all that was sent."""
 
     wid: str
     owner: str
     wishes: Wishes
     heartbeat: float
     positions: dict[str, Position]
+    known: dict[str, Position]
     used_at: float
     stream: Stream | None = None
+
+
+def copied(positions: dict[str, Position]) -> dict[str, Position]:
+    return {name: Position(position.seq, position.epoch) for name, position in positions.items()}
 
 
 class Watches:
@@ -51,6 +57,7 @@ class Watches:
             wishes=wishes,
             heartbeat=heartbeat,
             positions=positions,
+            known=copied(positions),
             used_at=self._app.clock(),
         )
         self._sessions[session.wid] = session

@@ -27,6 +27,8 @@ _COLUMNS = {
     "gap_to": "bigint",
     "reason": "string",
 }
+# What every row has, a tombstone too.
+_ALWAYS = ("topic", "epoch", "seq", "kind")
 _META_MAP = "map<string,string>"
 # As many rows are made of a repeated value at once; a batch takes a slice.
 _REPEATED = 1 << 16
@@ -49,6 +51,8 @@ def check_schema(schema: StructType, meta: MetaForm) -> None:
         wanted, given = _type(field.name, meta), field.dataType.simpleString()
         if given != wanted:
             raise InvalidRequest(f"the column {field.name} is a {wanted}, got {given}")
+        if not field.nullable and field.name not in _ALWAYS:
+            raise InvalidRequest(f"the column {field.name} may be null: a tombstone has none, and not every record has")
 
 
 class Columns:

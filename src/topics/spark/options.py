@@ -191,8 +191,10 @@ def _filter(given: _Options) -> Filter:
 
 def _starting_ts(given: _Options) -> int | None:
     text = given.text("startingTs")
-    if text is None or text.isdigit():
-        return None if text is None else int(text)
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DataType, LongType, MapType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    FloatType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    VariantType,
+)
 
 from topics.core.errors import InvalidRequest
 from topics.spark.spooling import Spool
@@ -41,11 +50,12 @@ class Rows:
         is_map = isinstance(meta, MapType) and isinstance(meta.keyType, StringType)
         if meta is not None and not is_map and not isinstance(meta, StringType):
             raise InvalidRequest(f"the column meta must be a string or a map of strings, got {meta.simpleString()}")
-        if "variant" in _words(types["data"]):
+        within = set(_types(types["data"]))
+        if VariantType in within:
             raise InvalidRequest(
                 "the column data has a variant: use to_json, and how its numbers are spelled is Spark's"
             )
-        self._has_floats = bool({"float", "double"} & _words(types["data"]))
+        self._has_floats = bool(within & {FloatType, DoubleType})
         self._has_losses = "kind" in types and all(name in types for name in _GAPS)
         self._names = set(types)
 
@@ -128,9 +138,17 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, list) or all(map(_is_finite, value))
 
 
-def _words(kind: DataType) -> set[str]:
-    """The names of a type and of everything in it."""
-    return set(re.findall("[a-z]+", kind.simpleString()))
+def _types(kind: DataType) -> Iterator[type[DataType]]:
+    """A type and everything in it."""
+    yield type(kind)
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            yield from _types(field.dataType)
+    elif isinstance(kind, ArrayType):
+        yield from _types(kind.elementType)
+    elif isinstance(kind, MapType):
+        yield from _types(kind.keyType)
+        yield from _types(kind.valueType)
 
 
 def _lengths(losses: pa.RecordBatch) -> Iterator[int]:

@@ -92,19 +92,25 @@ class Spool:
         with pa.ipc.new_stream(sink, chosen.schema) as stream:
             stream.write_batch(chosen)
         body = memoryview(sink.getvalue())
+        if len(body) > _CHUNK_BYTES and rows.num_rows > 1:
+            self._send_halves(topic, rows)
+            return
         create = "true" if self._options.create else "false"
         try:
             self._connection.post_arrow(topic_path(topic), body, create=create, **self._place(topic))
-        except (BatchTooLarge, PayloadTooLarge):
-            if rows.num_rows == 1:
-                raise
-            half = rows.num_rows // 2
-            self._send(topic, rows.slice(0, half))
-            self._send(topic, rows.slice(half))
+        except (BatchTooLarge, PayloadTooLarge) as error:
+            if rows.num_rows == 1 or "TOPICS_MAX_TXN_BYTES" in error.message:
+                raise _named(error, topic, rows) from None
+            self._send_halves(topic, rows)
             return
         except (InvalidRequest, RecordTooLarge) as error:
             raise _named(error, topic, rows) from None
         self._count(topic, rows.num_rows)
+
+    def _send_halves(self, topic: str, rows: pa.RecordBatch) -> None:
+        half = rows.num_rows // 2
+        self._send(topic, rows.slice(0, half))
+        self._send(topic, rows.slice(half))
 
     def _place(self, topic: str) -> dict[str, Any]:
         return {"txn": self._txn, "part": self._part, "chunk": self._chunks.get(topic, 0)}
@@ -117,9 +123,10 @@ class Spool:
 def _named(error: TopicsError, topic: str, rows: pa.RecordBatch) -> TopicsError:
     """A refusal that names the row as Spark counts it, not the place in our request."""
     found = _INDEX.search(error.message)
-    if found is None:
+    if found is None and rows.num_rows > 1:
         return type(error)(f"topic {topic!r}: {error.message}")
-    row = rows.column("$row")[int(found[1])].as_py()
-    text = rows.column("data")[int(found[1])].as_py()
+    index = int(found[1]) if found is not None else 0
+    row = rows.column("$row")[index].as_py()
+    text = rows.column("data")[index].as_py()
     told = _INDEX.sub("", error.message, count=1).lstrip(".: ")
     return type(error)(f"row {row} of this task, for topic {topic!r}: {told}; its data begins with {text[:100]!r}")
