@@ -115,6 +115,15 @@ class Chunk:
             return whole
         return head + (whole[len(whole) - 1 - tail :] if include_meta else b"}")
 
+    def parts(self, index: int) -> tuple[bytes, bytes]:
+        """A record's `data` and `meta`, as they were sent; an absent meta is empty."""
+        whole = bytes(self.slice(index, index + 1))
+        meta = self.metas[index] if self.metas is not None else 0
+        end = len(whole) - 1
+        tail = whole[end - meta : end]
+        data_end = end - (meta + len(META_KEY) if meta else 0)
+        return whole[data_end - (self.sizes[index] - meta) : data_end], tail
+
     def tag(self, index: int) -> str | None:
         if self.tag_ids is None or not (number := self.tag_ids[index]):
             return None

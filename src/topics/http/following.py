@@ -6,7 +6,7 @@ for it. What is visible is rendered once for all streams that are at the same pl
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # Steps of one stream before others have their turn.
 _MAX_STEPS = 16
-_MAX_RENDERINGS = 1024
+# What is rendered is kept for those who come to the same place, as far as these bytes go.
+_KEPT_BYTES = 16 << 20
 # Losses that a stream finds when it connects have a name of their own.
 _TOO_OLD = ("cap", "ttl", "mixed")
 _encode = msgspec.json.Encoder().encode
@@ -66,27 +67,30 @@ class Rendering(msgspec.Struct):
 
 
 class Renderings:
-    """The latest rendering of each topic: those who follow it live are all at the same place."""
+    """The latest renderings: those who follow a topic live are all at the same place."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._kept: dict[int, tuple[tuple[object, ...], Rendering]] = {}
+        self._kept: OrderedDict[tuple[object, ...], Rendering] = OrderedDict()
+        self._bytes = 0
 
     def next(self, topic: Topic, position: Position, wishes: Wishes) -> Rendering:
         engine = self._app.engine
         engine.settle(topic)
         topic.last_read_ts = engine.time.latest
         key = (
-            *(position.seq, position.epoch, wishes, topic.next_seq, topic.earliest_seq, topic.evict_floor),
+            *(topic.epoch, position.seq, position.epoch, wishes, topic.next_seq, topic.earliest_seq, topic.evict_floor),
             *(topic.last_delete_id, len(topic.holes), topic.config.dedupe_node),
         )
-        kept = self._kept.get(topic.epoch)
-        if kept is not None and kept[0] == key:
-            return kept[1]
-        rendering = self._render(topic, position, wishes)
-        if len(self._kept) >= _MAX_RENDERINGS:
-            self._kept.clear()
-        self._kept[topic.epoch] = (key, rendering)
+        kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        rendering = self._kept[key] = self._render(topic, position, wishes)
+        # Beside itself, its frames: for events, for lines of data, for messages.
+        self._bytes += _size(rendering)
+        while self._bytes > _KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= _size(oldest)
         return rendering
 
     def _render(self, topic: Topic, position: Position, wishes: Wishes) -> Rendering:
@@ -118,8 +122,12 @@ def _behind(tombstone: Tombstone) -> int:
     return tombstone.gap_to
 
 
+def _size(rendering: Rendering) -> int:
+    return 4 * len(rendering.records) + 1024
+
+
 def _without_data(answer: Diff, wishes: Wishes) -> bytes:
-    """Records that are known by what the server made of them."""
+    """Records that are known by what the server made of them, and by their meta."""
     records: list[dict[str, Any]] = []
     for chunk, start, stop in answer.runs or ():
         nodes = [None, *chunk.nodes]
@@ -130,6 +138,9 @@ def _without_data(answer: Diff, wishes: Wishes) -> bytes:
             tag = chunk.tag(index) if wishes.include_tags else None
             if tag is not None:
                 record["$tag"] = tag
+            meta = chunk.parts(index)[1] if wishes.include_meta else b""
+            if meta:
+                record["meta"] = msgspec.Raw(meta)
             records.append(record)
     return _encode(records)[1:-1]
 

@@ -292,12 +292,12 @@ class _Stream:
             self._ends = False
             self._protocol.end_stream(self._id)
             self._protocol.finished(self._id)
-        elif self.exchange.listener is not None and not self.is_full:
-            self.exchange.listener.on_room()
 
     def pump(self) -> None:
         if self.exchange.listener is not None or self._ends:
             self._pump_held()
+            if self.exchange.listener is not None and not self.is_full:
+                self.exchange.listener.on_room()
             return
         if self._left is None:
             return

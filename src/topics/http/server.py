@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 
 import msgspec
@@ -64,9 +65,14 @@ class Server:
 
     def _accept(self) -> asyncio.Protocol:
         app = self.app
-        if app is None:
-            return StartingProtocol(lambda: self._progress, self._early, self.settings.max_connections)
-        return HttpProtocol(app)
+        try:
+            if app is None:
+                return StartingProtocol(lambda: self._progress, self._early, self.settings.max_connections)
+            return HttpProtocol(app)
+        except Exception as error:
+            # An exception from here would leave the listener deaf for good.
+            traceback.print_exception(error)
+            return _Hangup()
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Engine:
         """On another thread, so that the loop can tell how far it is; nobody touches the engine until this returns."""
@@ -117,6 +123,13 @@ class Server:
             if connection.transport is not None:
                 connection.transport.abort()
         app.engine.close()
+
+
+class _Hangup(asyncio.Protocol):
+    """A connection that cannot be served."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 def serve(settings: Settings, on_ready: Callable[[Server], None] | None = None) -> int:

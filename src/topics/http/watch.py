@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from topics.core.errors import InvalidRequest, NotAcceptable, TopicsError
-from topics.core.limits import DEFAULT_DIFF_LIMIT, MAX_DIFF_BYTES
+from topics.core.limits import DEFAULT_DIFF_LIMIT, MAX_DIFF_BYTES, MAX_INTEGER
 from topics.core.tombstone import Tombstone
 from topics.http.app import App
 from topics.http.auth import Key
@@ -25,7 +25,10 @@ _MIN_HEARTBEAT_MS, _MAX_HEARTBEAT_MS = 1000, 60_000
 _RETRY = b"retry: 2000\n\n"
 _HEARTBEAT = b": hb\n\n"
 _EPOCHS = "$epoch"
+# Room for what else a request has in its head.
+_OTHER_HEADERS = 2048
 
+_decode_id = msgspec.json.Decoder(dict[str, int | dict[str, int]]).decode
 _decode_watch = msgspec.json.Decoder(WatchRequest)
 _encode = msgspec.json.Encoder().encode
 
@@ -34,6 +37,7 @@ def create(app: App, exchange: Exchange, _: str) -> None:
     request: WatchRequest = app.body_of(exchange, _decode_watch)
     assert exchange.key is not None
     positions = begin(app, exchange.key, request, exchange.flag("lenient", False))
+    _check_id(app, positions)
     heartbeat = min(max(request.heartbeat_ms, _MIN_HEARTBEAT_MS), _MAX_HEARTBEAT_MS) / 1000
     session = app.watches.add(exchange.key, wishes_of(app, request), heartbeat, positions)
     exchange.answer(
@@ -44,6 +48,17 @@ def create(app: App, exchange: Exchange, _: str) -> None:
             "topics": {name: describe(app, name, position) for name, position in positions.items()},
         }
     )
+
+
+def _check_id(app: App, positions: dict[str, Position]) -> None:
+    """What is followed must be resumable: its id comes back in a header."""
+    longest = {name: Position(MAX_INTEGER, MAX_INTEGER) for name in positions}
+    most = app.settings.max_header_bytes - _OTHER_HEADERS
+    if len(Events(longest).id()) > most:
+        raise InvalidRequest(
+            f"topics: their names are too long together for an id of {most} bytes; TOPICS_MAX_HEADER_BYTES is "
+            f"{app.settings.max_header_bytes}"
+        )
 
 
 def begin(app: App, key: Key, request: WatchRequest, lenient: bool) -> dict[str, Position]:
@@ -95,9 +110,12 @@ def stream(app: App, exchange: Exchange, wid: str) -> None:
     need_event_stream(exchange)
     last = exchange.header(b"last-event-id") or exchange.query.get("last_event_id")
     positions = _read_id(last) if last is not None else {}
-    app.watches.check_room(exchange.key)
+    if exchange.method == "HEAD":
+        exchange.send(200, b"", EVENT_STREAM, _HEADERS)
+        return
     if session.stream is not None:
         session.stream.fail(TakenOver("another connection has taken this watch over"))
+    app.watches.check_room(exchange.key)
     resume(session, positions)
     EventStream(app, exchange, session)
 
@@ -118,7 +136,8 @@ def resume(session: Session, last: dict[str, Position]) -> None:
     for name, position in last.items():
         sent = session.positions.get(name)
         if sent is not None:
-            is_behind = position.epoch != sent.epoch or position.seq < sent.seq
+            # Epochs only grow: what is of a later one was not sent here.
+            is_behind = (position.epoch, position.seq) < (sent.epoch, sent.seq)
             session.known[name] = position if is_behind else sent
     session.positions = copied(session.known)
     session.known = copied(session.known)
@@ -126,9 +145,7 @@ def resume(session: Session, last: dict[str, Position]) -> None:
 
 def _read_id(text: str) -> dict[str, Position]:
     try:
-        cursors = msgspec.json.decode(
-            base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True), type=dict[str, Any]
-        )
+        cursors = _decode_id(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
         epochs = cursors.pop(_EPOCHS)
         return {name: msgspec.convert({"seq": seq, "epoch": epochs[name]}, Position) for name, seq in cursors.items()}
     except (binascii.Error, ValueError, KeyError, TypeError, msgspec.MsgspecError):
@@ -141,12 +158,12 @@ class EventStream:
     def __init__(self, app: App, exchange: Exchange, session: Session) -> None:
         self._app = app
         self._session = session
-        app.watches.open_one(session.owner)
-        self._outlet: Outlet = exchange.open(self, EVENT_STREAM, _HEADERS)
         events = Events(session.positions)
+        self._outlet: Outlet = exchange.open(self, EVENT_STREAM, _HEADERS)
+        self._stream = session.stream = Stream(app, self._outlet, events, self._on_over)
+        app.watches.open_one(session.owner)
         # An event without data only sets the id: whoever gets anything at all can resume from it.
         self._outlet.write(b"id: %b\n" % events.id() + _RETRY)
-        self._stream = session.stream = Stream(app, self._outlet, events, self._on_over)
         self._timer = app.loop.call_later(session.heartbeat, self._beat)
         for name, position in list(session.positions.items()):
             self._stream.follow(name, position, session.wishes)

@@ -12,7 +12,7 @@ import msgspec
 
 
 class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything up to `seq` of the instance `epoch` has been read."""
+    """Everything up to `seq` of the instance `epoch` has been read; `start` is where that began, if it just did."""
 
     epoch: int
     seq: int
@@ -35,10 +35,10 @@ def dump(offsets: Offsets) -> dict[str, Any]:
 
 
 def lag(end: Offsets, latest: Offsets) -> dict[str, int]:
-    """How many seqs each topic is ahead of a stream; of one that was recreated, all."""
+    """How many seqs each topic is ahead of a stream; of one that is new or recreated, all (`start` is in front of them)."""
     behind: dict[str, int] = {}
     for name, head in latest.items():
         cursor = end.get(name)
         is_same = cursor is not None and cursor.epoch == head.epoch
-        behind[name] = max(head.seq - (cursor.seq if cursor is not None and is_same else 0), 0)
+        behind[name] = max(head.seq - (cursor.seq if cursor is not None and is_same else head.start or 0), 0)
     return behind

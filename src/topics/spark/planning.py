@@ -127,7 +127,9 @@ def next_offsets(start: Offsets, states: dict[str, TopicState], catalog: Catalog
         known = start.get(name)
         if known is None:
             offsets[name] = Cursor(state.epoch, ends[name], begins[name])
-        elif known.epoch != state.epoch or known.seq != ends[name]:
+        elif known.epoch != state.epoch:
+            offsets[name] = Cursor(state.epoch, ends[name], begins[name])
+        elif known.seq != ends[name]:
             offsets[name] = Cursor(state.epoch, ends[name])
     return offsets or {BEGUN: Cursor(0, 0)}
 
@@ -166,12 +168,7 @@ def ranges(start: Offsets, end: Offsets, states: dict[str, TopicState], per_rang
         known, state = start.get(name), states.get(name)
         if name == BEGUN or known == cursor:
             continue
-        if known is None:
-            after = cursor.start or 0
-        elif known.epoch == cursor.epoch:
-            after = known.seq
-        else:
-            after = state.base if state is not None else 0
+        after = known.seq if known is not None and known.epoch == cursor.epoch else cursor.start or 0
         is_here = state is not None and state.epoch == cursor.epoch
         floor = min(max(after, state.earliest_seq - 1), cursor.seq) if state is not None and is_here else cursor.seq
         if known is not None and known.epoch != cursor.epoch:

@@ -138,6 +138,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._catalog: Catalog | None = None
         # Everything that was there when an AvailableNow query began; it ends when that is read.
         self._until: Offsets | None = None
+        # The heads that this run of the query has seen.
+        self._seen: Offsets = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_catalog": None}
@@ -173,7 +175,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._until is not None:
             states = {name: self._as_it_was(state) for name, state in states.items() if self._was_there(state)}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return offsets.dump(planning.next_offsets(known, states, catalog, most))
+        reached = planning.next_offsets(known, states, catalog, most)
+        # What was there and is gone with its whole topic is planned once more: the task that misses it tells.
+        for name, seen in self._seen.items():
+            cursor = known.get(name)
+            if cursor is not None and name not in states and cursor.epoch == seen.epoch and cursor.seq < seen.seq:
+                reached[name] = Cursor(seen.epoch, seen.seq)
+        self._seen |= _heads(states)
+        return offsets.dump(reached)
 
     def _was_there(self, state: TopicState) -> bool:
         assert self._until is not None
@@ -206,4 +215,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _heads(states: dict[str, TopicState]) -> Offsets:
-    return {name: Cursor(state.epoch, state.head_seq) for name, state in states.items()}
+    return {name: Cursor(state.epoch, state.head_seq, state.base) for name, state in states.items()}
