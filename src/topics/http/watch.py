@@ -22,7 +22,6 @@ EVENT_STREAM = b"text/event-stream"
 _HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _DEFAULT_BATCH_BYTES = 256 << 10
 _MIN_HEARTBEAT_MS, _MAX_HEARTBEAT_MS = 1000, 60_000
-_RETRY = b"retry: 2000\n\n"
 _HEARTBEAT = b": hb\n\n"
 _EPOCHS = "$epoch"
 # Room for what else a request has in its head.
@@ -146,7 +145,7 @@ def resume(session: Session, last: dict[str, Position]) -> None:
 def _read_id(text: str) -> dict[str, Position]:
     try:
         cursors = _decode_id(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
-        epochs = cursors.pop(_EPOCHS)
+        epochs = msgspec.convert(cursors.pop(_EPOCHS), dict[str, int])
         return {name: msgspec.convert({"seq": seq, "epoch": epochs[name]}, Position) for name, seq in cursors.items()}
     except (binascii.Error, ValueError, KeyError, TypeError, msgspec.MsgspecError):
         raise InvalidRequest("Last-Event-ID is not one that this server gave") from None
@@ -163,7 +162,7 @@ class EventStream:
         self._stream = session.stream = Stream(app, self._outlet, events, self._on_over)
         app.watches.open_one(session.owner)
         # An event without data only sets the id: whoever gets anything at all can resume from it.
-        self._outlet.write(b"id: %b\n" % events.id() + _RETRY)
+        self._outlet.write(b"retry: 2000\nid: %b\n\n" % events.id())
         self._timer = app.loop.call_later(session.heartbeat, self._beat)
         for name, position in list(session.positions.items()):
             self._stream.follow(name, position, session.wishes)

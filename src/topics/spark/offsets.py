@@ -35,7 +35,7 @@ def dump(offsets: Offsets) -> dict[str, Any]:
 
 
 def lag(end: Offsets, latest: Offsets) -> dict[str, int]:
-    """How many seqs each topic is ahead of a stream; of one that is new or recreated, all (`start` is in front of them)."""
+    """How many seqs each topic is ahead of a stream; of one that is new or recreated, all behind its `start`."""
     behind: dict[str, int] = {}
     for name, head in latest.items():
         cursor = end.get(name)

@@ -125,9 +125,7 @@ def next_offsets(start: Offsets, states: dict[str, TopicState], catalog: Catalog
     offsets = {name: cursor for name, cursor in start.items() if name != BEGUN}
     for name, state in states.items():
         known = start.get(name)
-        if known is None:
-            offsets[name] = Cursor(state.epoch, ends[name], begins[name])
-        elif known.epoch != state.epoch:
+        if known is None or known.epoch != state.epoch:
             offsets[name] = Cursor(state.epoch, ends[name], begins[name])
         elif known.seq != ends[name]:
             offsets[name] = Cursor(state.epoch, ends[name])
