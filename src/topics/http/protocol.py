@@ -34,6 +34,7 @@ _HEADS = {
     % (status.value, status.phrase.encode())
     for status in HTTPStatus
 }
+_WEBSOCKET_PATH = b"/v0/ws"
 # How long a client that was refused may go on sending.
 _LINGER_MS = 2000
 # Headers that must not come twice.
@@ -243,10 +244,19 @@ class HttpProtocol(asyncio.Protocol):
         return b""
 
     def _upgrade(self) -> bytes:
-        """A WebSocket is opened here; anything else is not known, and is as if it had not been asked for."""
-        if self._headers.get(b"upgrade", b"").lower() != b"websocket" or self._line or self._waiting:
+        """A WebSocket is opened here, by a request without a body; anything else is not known, and is as if it had not
+        been asked for."""
+        headers = self._headers
+        is_websocket = (
+            headers.get(b"upgrade", b"").lower() == b"websocket"
+            and self._parser.get_method() == b"GET"
+            and self._target.partition(b"?")[0] == _WEBSOCKET_PATH
+            and b"content-length" not in headers
+            and b"transfer-encoding" not in headers
+        )
+        if self._closing or not is_websocket or self._line or self._waiting:
             return self._without_upgrade()
-        head = Head(self._parser.get_method().decode("ascii"), self._target, self._headers)
+        head = Head("GET", self._target, headers)
         head.wants_websocket = True
         exchange = Exchange(self._app, self, head, b"")
         self._reset()

@@ -132,14 +132,17 @@ class TakenOver(TopicsError):
 def resume(session: Session, last: dict[str, Position]) -> None:
     """Goes back to where the client's last frame stood, never past what was sent; without one, to what it has shown to
     have before."""
-    for name, position in last.items():
-        sent = session.positions.get(name)
-        if sent is not None:
-            # Epochs only grow: what is of a later one was not sent here.
-            is_behind = (position.epoch, position.seq) < (sent.epoch, sent.seq)
-            session.known[name] = position if is_behind else sent
+    for name, sent in session.positions.items():
+        # Epochs only grow: what is of a later one was not sent here.
+        session.furthest[name] = max(session.furthest[name], sent, key=_place)
+        if name in last:
+            session.known[name] = min(last[name], session.furthest[name], key=_place)
     session.positions = copied(session.known)
     session.known = copied(session.known)
+
+
+def _place(position: Position) -> tuple[int, int]:
+    return position.epoch, position.seq
 
 
 def _read_id(text: str) -> dict[str, Position]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class Session(msgspec.Struct, kw_only=True):
     """`owner` is the key that made it. `positions` go along with what is sent by `stream`; `known` is what the client
-    has shown to have: it may not have got all that was sent."""
+    has shown to have: it may not have got all that was sent, and `furthest` is what it may have got."""
 
     wid: str
     owner: str
@@ -25,6 +25,7 @@ class Session(msgspec.Struct, kw_only=True):
     heartbeat: float
     positions: dict[str, Position]
     known: dict[str, Position]
+    furthest: dict[str, Position]
     used_at: float
     stream: Stream | None = None
 
@@ -58,6 +59,7 @@ class Watches:
             heartbeat=heartbeat,
             positions=positions,
             known=copied(positions),
+            furthest=copied(positions),
             used_at=self._app.clock(),
         )
         self._sessions[session.wid] = session

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.core.errors import Forbidden, InvalidRequest, TopicsError
-from topics.core.records import decode_json, decode_write
+from topics.core.errors import Forbidden, InvalidRequest, ShuttingDown, TopicsError
+from topics.core.records import AnyWrite, decode_json, decode_write
 from topics.core.tombstone import Tombstone
 from topics.engine.append import WriteResult
 from topics.engine.commit import Commit
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 _MAX_PUBLISHES = 64
 _CLOSE_CODES = {"slow_consumer": 1013, "shutting_down": 1001}
 _encode = msgspec.json.Encoder().encode
+
+
+class _Asked(msgspec.Struct):
+    request_id: object = None
 
 
 class Command(msgspec.Struct, kw_only=True):
@@ -48,8 +53,18 @@ class Unsubscribe(msgspec.Struct, kw_only=True):
 
 
 _decode_command = msgspec.json.Decoder(Command)
+_decode_asked = msgspec.json.Decoder(_Asked)
 _decode_subscribe = msgspec.json.Decoder(Subscribe)
 _decode_unsubscribe = msgspec.json.Decoder(Unsubscribe)
+
+
+def _request_id(message: bytes) -> str | int | None:
+    """What a command is called, whatever else is wrong with it."""
+    try:
+        asked = _decode_asked.decode(message).request_id
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return asked if isinstance(asked, str | int) else None
 
 
 def open_(app: App, exchange: Exchange, _: str) -> None:
@@ -88,17 +103,28 @@ class Socket:
         self._app = app
         self._key = key
         self._publishes = 0
+        self._is_leaving = False
         app.watches.open_one(key.id)
         self.protocol: WsProtocol = WsProtocol(
-            app, handshake, transport, self._on_message, lambda: self._stream.on_room(), lambda: self._stream.close()
+            *(app, handshake, transport, self._on_message),
+            *(lambda: self._stream.on_room(), lambda: self._stream.close(), self._leave),
         )
-        self._stream = Stream(app, _Closing(self.protocol), Messages(), lambda: app.watches.close_one(key.id))
+        outlet = _Closing(self.protocol, self._leave)
+        self._stream: Stream = Stream(app, outlet, Messages(), lambda: app.watches.close_one(key.id))
+
+    def _leave(self) -> None:
+        """At shutdown: what is in flight is answered, then the connection ends."""
+        self._is_leaving = True
+        if not self._publishes:
+            self.protocol.close(_CLOSE_CODES["shutting_down"], "the server is shutting down")
 
     def _on_message(self, message: bytes) -> None:
         request_id: str | int | None = None
         try:
+            if self._is_leaving:
+                raise ShuttingDown("the server is shutting down")
+            request_id = _request_id(message)
             command: Command = decode_json(message, _decode_command, self._app.limits)
-            request_id = command.request_id
             if command.type == "publish":
                 self._publish(command, message)
             elif command.type == "subscribe":
@@ -145,20 +171,39 @@ class Socket:
             dead_letter = write.config.get("dead_letter")
             if isinstance(dead_letter, str):
                 self._key.need_topic(dead_letter)
+        if app.pressure.level >= 3 and write.disable_backpressure:
+            self._begin_publish()
+            app.when_relieved(lambda: self._write(name, write, command.request_id))
+            return
         app.pressure.check()
-        # Its place in the log is behind what came before it.
-        app.shared.stage(name)
-        commit = app.engine.write(name, write)
+        self._begin_publish()
+        self._write(name, write, command.request_id)
+
+    def _begin_publish(self) -> None:
         self._publishes += 1
         if self._publishes == _MAX_PUBLISHES:
             self.protocol.hold(True)
-        app.end_turn()
-        commit.on_done(lambda done: self._on_published(command.request_id, done))
 
-    def _on_published(self, request_id: str | int | None, commit: Commit) -> None:
+    def _write(self, name: str, write: AnyWrite, request_id: str | int | None) -> None:
+        app = self._app
+        try:
+            # Its place in the log is behind what came before it.
+            app.shared.stage(name)
+            commit = app.engine.write(name, write)
+        except TopicsError as error:
+            self._end_publish()
+            self._refuse(request_id, error)
+            return
+        app.end_turn()
+        commit.on_done(lambda done: self._on_published(request_id, done))
+
+    def _end_publish(self) -> None:
         if self._publishes == _MAX_PUBLISHES:
             self.protocol.hold(False)
         self._publishes -= 1
+
+    def _on_published(self, request_id: str | int | None, commit: Commit) -> None:
+        self._end_publish()
         try:
             result = commit.value()
             assert isinstance(result, WriteResult)
@@ -177,6 +222,8 @@ class Socket:
             )
         except TopicsError as error:
             self._refuse(request_id, error)
+        if self._is_leaving:
+            self._leave()
 
     def _answer(self, kind: str, request_id: str | int | None, **fields: Any) -> None:
         asked = {} if request_id is None else {"request_id": request_id}
@@ -195,8 +242,9 @@ class Socket:
 class _Closing:
     """The outlet of a socket's stream. A stream that fails ends the connection, with a code that says why."""
 
-    def __init__(self, protocol: WsProtocol) -> None:
+    def __init__(self, protocol: WsProtocol, leave: Callable[[], None]) -> None:
         self._protocol = protocol
+        self._leave = leave
 
     @property
     def is_full(self) -> bool:
@@ -210,7 +258,10 @@ class _Closing:
         self._protocol.write(data)
 
     def end(self, why: TopicsError | None = None) -> None:
-        self._protocol.close(_CLOSE_CODES.get(why.code, 1011) if why is not None else 1000, "")
+        if isinstance(why, ShuttingDown):
+            self._leave()
+        else:
+            self._protocol.close(_CLOSE_CODES.get(why.code, 1011) if why is not None else 1000, "")
 
 
 class Messages:

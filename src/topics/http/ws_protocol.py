@@ -29,6 +29,14 @@ def text_frame(payload: bytes) -> bytes:
     return Frame(Opcode.TEXT, payload).serialize(mask=False)
 
 
+def _is_text(message: bytes) -> bool:
+    try:
+        message.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class Handshake:
     """A client's wish for a WebSocket, checked before anything is answered."""
 
@@ -44,7 +52,7 @@ class Handshake:
         protocol.send_response(response)
         self.answer = b"".join(protocol.data_to_send())
         # That one would read a request first, which the HTTP parser has read already.
-        self.protocol = ServerProtocol(state=State.OPEN, max_size=max_size)
+        self.protocol = ServerProtocol(state=State.OPEN, max_size=max_size or None)
 
 
 class WsProtocol:
@@ -58,6 +66,7 @@ class WsProtocol:
         on_message: Callable[[bytes], None],
         on_room: Callable[[], None],
         on_gone: Callable[[], None],
+        on_leave: Callable[[], None],
     ) -> None:
         self._app = app
         self._protocol = handshake.protocol
@@ -65,6 +74,7 @@ class WsProtocol:
         self._on_message = on_message
         self._on_room = on_room
         self._on_gone = on_gone
+        self._on_leave = on_leave
         self._message = bytearray()
         self._is_paused = False
         self._closes_at: float | None = None
@@ -118,7 +128,10 @@ class WsProtocol:
             self._message += frame.data
             if frame.fin:
                 message, self._message = bytes(self._message), bytearray()
-                self._on_message(message)
+                if _is_text(message):
+                    self._on_message(message)
+                else:
+                    self.close(CloseCode.INVALID_DATA, "messages are UTF-8")
 
     def _flush(self) -> None:
         transport = self._transport
@@ -162,4 +175,4 @@ class WsProtocol:
                 self._flush()
 
     def close_when_idle(self) -> None:
-        self.close(CloseCode.GOING_AWAY, "the server is shutting down")
+        self._on_leave()
