@@ -73,11 +73,16 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int = 0
     leases_durable: bool | None = None
 
+    @property
+    def strategy(self) -> DlqStrategy:
+        """What happens to a job that was delivered too often."""
+        return self.dlq_strategy or ("block" if self.ordering_required else "skip")
+
     def to_json(self) -> dict[str, Any]:
         """The whole configuration, as every topic answer echoes it."""
         whole = msgspec.structs.asdict(self)
         whole["durable"] = self.durability == "fsync"
-        whole["dlq_strategy"] = self.dlq_strategy or ("block" if self.ordering_required else "skip")
+        whole["dlq_strategy"] = self.strategy
         return whole
 
 

@@ -52,6 +52,21 @@ class TopicNotFound(TopicsError):
     status = 404
 
 
+class NotAQueue(TopicsError):
+    code = "not_a_queue"
+    status = 409
+
+
+class AckHoleCapExceeded(TopicsError):
+    code = "ack_hole_cap_exceeded"
+    status = 429
+
+
+class InFlightCapExceeded(TopicsError):
+    code = "in_flight_cap_exceeded"
+    status = 429
+
+
 class TxnNotFound(TopicsError):
     code = "txn_not_found"
     status = 404

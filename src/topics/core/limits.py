@@ -38,6 +38,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_tag_bytes: Annotated[int, Meta(description="Bytes of a tag.")] = 256
     max_node_bytes: Annotated[int, Meta(description="Bytes of a node.")] = 128
     max_limit: Annotated[int, Meta(description="Records per diff.")] = 1000
+    max_claim: Annotated[int, Meta(description="Jobs per claim.")] = 1000
     max_watch_topics: Annotated[int, Meta(description="Topics per watch.")] = 256
     max_watch_sessions: Annotated[int, Meta(description="Watch sessions; 0 is off.")] = 10_000
     max_sse_connections: Annotated[int, Meta(description="Streams at a time; 0 is off.")] = 10_000

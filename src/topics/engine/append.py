@@ -25,7 +25,7 @@ from topics.engine.frames import Event
 from topics.engine.sealed import LostRange
 from topics.engine.topic import Topic
 
-_LEVELS = {
+LEVELS = {
     "ephemeral": Level.ACCEPTED,
     "memory": Level.ACCEPTED,
     "disk": Level.WRITTEN,
@@ -92,7 +92,7 @@ class Appender:
         pieces = self.assign(topic, records, write.node, now)
         appended = appended_of(records, pieces)
         events: list[Event] = []
-        level = _LEVELS[config.durability]
+        level = LEVELS[config.durability]
         if config.durability != "ephemeral":
             events = [event_of(topic, piece) for piece in pieces]
         written = self._remember(write, appended, now)
@@ -126,7 +126,7 @@ class Appender:
         topic.staged_seq = last_seq + 1
         durability = topic.staged_config.durability
         events = (frames.appended(topic.epoch, batch),) if durability != "ephemeral" else ()
-        level = Level.SYNCED if self.reserve(topic, last_seq, now) else _LEVELS[durability]
+        level = Level.SYNCED if self.reserve(topic, last_seq, now) else LEVELS[durability]
         pieces = [batch]
         self.hold(topic, pieces)
 

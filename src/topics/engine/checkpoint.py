@@ -21,6 +21,7 @@ from topics.engine.dedupe import Appended, Producer
 from topics.engine.deletion import PastDelete
 from topics.engine.extent import Dead, Extent, ExtentState
 from topics.engine.options import Options
+from topics.engine.queue import QueueSnapshot
 from topics.engine.sealed import ChunkRef, ExtentWriter, LostRange, Place
 from topics.engine.state import State
 from topics.engine.syncer import Syncer
@@ -35,8 +36,10 @@ KIND_HEAD = 48
 KIND_TOPIC = 49
 KIND_KEYS = 50
 KIND_CLIENTS = 51
+KIND_JOBS = 52
 
 _KEYS_PER_FRAME = 10_000
+_JOBS_PER_FRAME = 10_000
 _TOPICS_PER_STEP = 64
 _STEPS_PER_TICK = 16
 _BYTES_PER_STEP = 128 << 10
@@ -74,6 +77,7 @@ class TopicSnapshot(msgspec.Struct, array_like=True):
     deletes: list[PastDelete]
     last_delete_id: int
     producers: dict[str, Producer]
+    queue: QueueSnapshot | None = None
 
 
 class Clients(msgspec.Struct, array_like=True):
@@ -85,6 +89,14 @@ class Clients(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def _freeze_jobs(topic: Topic) -> list[bytes]:
+    """The jobs of a queue at this moment, in pieces."""
+    if topic.queue is None:
+        return []
+    jobs = list(topic.queue.jobs.items())
+    return [_encode(dict(jobs[start : start + _JOBS_PER_FRAME])) for start in range(0, len(jobs), _JOBS_PER_FRAME)]
 
 
 class _Sealing:
@@ -306,6 +318,7 @@ class Checkpointer:
             try:
                 self._merge_small(topic)
                 snapshot, own = self._freeze(topic, rewrite)
+                jobs = _freeze_jobs(topic)
                 for sealing in own:
                     yield from self._seal(work, topic, sealing)
                 break
@@ -324,6 +337,9 @@ class Checkpointer:
         keys = topic.dedupe.lasting_keys()
         for start in range(0, len(keys), _KEYS_PER_FRAME):
             work.out.add(KIND_KEYS, topic.epoch, _encode(keys[start : start + _KEYS_PER_FRAME]))
+            yield
+        for some in jobs:
+            work.out.add(KIND_JOBS, topic.epoch, some)
             yield
 
     def _freeze(self, topic: Topic, rewrite: set[int]) -> tuple[TopicSnapshot, list[_Sealing]]:
@@ -357,6 +373,7 @@ class Checkpointer:
             deletes=list(topic.deletes or ()),
             last_delete_id=topic.last_delete_id,
             producers=topic.dedupe.lasting_producers(),
+            queue=topic.queue.snapshot() if topic.queue is not None else None,
         )
         return snapshot, sealings
 

@@ -124,6 +124,11 @@ class Chunk:
         data_end = end - (meta + len(META_KEY) if meta else 0)
         return whole[data_end - (self.sizes[index] - meta) : data_end], tail
 
+    def node(self, index: int) -> str | None:
+        if self.node_ids is None or not (number := self.node_ids[index]):
+            return None
+        return next(islice(self.nodes, number - 1, None))
+
     def tag(self, index: int) -> str | None:
         if self.tag_ids is None or not (number := self.tag_ids[index]):
             return None

@@ -11,7 +11,9 @@ from topics.core.check import show
 from topics.core.errors import InvalidRequest
 from topics.core.limits import DELETE_HISTORY
 from topics.core.selector import Selector
+from topics.engine import jobs
 from topics.engine.frames import Deleted
+from topics.engine.queue import Lifecycle
 from topics.engine.topic import Topic
 
 Purpose = Literal["erase", "trim"]
@@ -55,7 +57,11 @@ def preload(topic: Topic, match: Selector | None) -> None:
 def apply_waiting(topic: Topic) -> None:
     """Carries out the deletes that wait for the disk, in their order."""
     while topic.unapplied:
-        delete(topic, topic.unapplied[0])
+        what = topic.unapplied[0]
+        if isinstance(what, Lifecycle):
+            jobs.remove(topic, what)
+        else:
+            delete(topic, what)
         topic.unapplied.pop(0)
 
 

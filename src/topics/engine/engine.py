@@ -28,6 +28,7 @@ from topics.engine.append import Appender, completed
 from topics.engine.checkpoint import Checkpointer
 from topics.engine.commit import Commit, Committer, Level
 from topics.engine.frames import Deleted, Event
+from topics.engine.jobs import Jobs, QueueState
 from topics.engine.options import Options
 from topics.engine.read import Diff, Query
 from topics.engine.sealed import LostRange
@@ -73,6 +74,7 @@ class TopicState(msgspec.Struct):
     effective_priority: float
     last_write_ts: int | None
     last_read_ts: int | None
+    queue: QueueState | None = None
 
 
 class Page(msgspec.Struct):
@@ -117,6 +119,7 @@ class Engine:
         self._next_epoch = state.next_epoch
         self.appender = Appender(limits, self.committer, self.settle)
         self.transactions = Transactions(fs, limits, self)
+        self.jobs = Jobs(self)
         self.checkpointer = Checkpointer(fs, state, segments, self.committer, file_syncer, options, boot_id)
         for topic in state.topics.values():
             topic.staged_seq = topic.next_seq
@@ -205,6 +208,7 @@ class Engine:
             effective_priority=effective_priority(topic, self.time.now()),
             last_write_ts=topic.last_write_ts,
             last_read_ts=topic.last_read_ts,
+            queue=self.jobs.state(topic) if topic.queue is not None else None,
         )
 
     def list(
@@ -298,7 +302,7 @@ class Engine:
             try:
                 return read.diff(topic, query, walk_as)
             except LostRange as lost:
-                self._lose(topic, lost)
+                self.lose(topic, lost)
 
     def when_changed(self, name: str, call: Callable[[], None]) -> Topic:
         """Calls once when something new is visible in a topic, or when it is gone."""
@@ -314,7 +318,7 @@ class Engine:
             try:
                 return read.seek(topic, ts)
             except LostRange as lost:
-                self._lose(topic, lost)
+                self.lose(topic, lost)
 
     def delete(
         self, name: str, before_seq: int | None = None, match: Selector | None = None, purpose: str = "erase"
@@ -328,7 +332,7 @@ class Engine:
             check_integer("before_seq", before_seq, 0, MAX_INTEGER + 1)
         topic = self.topic(name)
         self.settle(topic)
-        self._guard(topic, lambda: deletion.preload(topic, match))
+        self.guard(topic, lambda: deletion.preload(topic, match))
         topic.staged_delete_id += 1
         what = Deleted(topic.staged_delete_id, self.time.now(), topic.staged_seq, before_seq, match, purpose)
         return self.committer.stage(
@@ -338,8 +342,8 @@ class Engine:
     def _publish_delete(self, topic: Topic, what: Deleted) -> DeleteResult:
         before = topic.count
         try:
-            self._guard(topic, lambda: deletion.apply_waiting(topic))
-            self._guard(topic, lambda: deletion.delete(topic, what))
+            self.guard(topic, lambda: deletion.apply_waiting(topic))
+            self.guard(topic, lambda: deletion.delete(topic, what))
         except StorageFault as fault:
             topic.unapplied.append(what)
             topic.unsettled = True
@@ -361,8 +365,8 @@ class Engine:
         now = self.time.now()
         if topic.config.ttl_ms or topic.unsettled:
             before = topic.ttl_expired
-            self._guard(topic, lambda: deletion.apply_waiting(topic))
-            self._guard(topic, lambda: retention.settle(topic, now))
+            self.guard(topic, lambda: deletion.apply_waiting(topic))
+            self.guard(topic, lambda: retention.settle(topic, now))
             if topic.ttl_expired != before:
                 self.committer.log(frames.expired(topic.epoch, topic.ttl_expired, now))
                 if topic.config.durability == "fsync":
@@ -373,17 +377,17 @@ class Engine:
     def enforce(self, topic: Topic) -> None:
         """Applies the caps after a change that is committed already: a disk that does not answer only delays it."""
         try:
-            self._guard(topic, lambda: deletion.apply_waiting(topic))
-            self._guard(topic, lambda: retention.evict(topic))
+            self.guard(topic, lambda: deletion.apply_waiting(topic))
+            self.guard(topic, lambda: retention.evict(topic))
         except StorageFault:
             topic.unsettled = True
 
-    def _guard(self, topic: Topic, work: Callable[[], object]) -> None:
+    def guard(self, topic: Topic, work: Callable[[], object]) -> None:
         self.state.guard(topic, work)
         if self.state.found_lost:
             self._log_found_lost()
 
-    def _lose(self, topic: Topic, lost: LostRange) -> None:
+    def lose(self, topic: Topic, lost: LostRange) -> None:
         topic.lose(lost.first, lost.last, "corrupt")
         self.state.found_lost.append((topic, lost))
         self._log_found_lost()

@@ -16,6 +16,7 @@ from topics.core.records import Batch, pack, unpack
 from topics.core.selector import Selector
 from topics.core.tombstone import Hole
 from topics.engine.dedupe import Appended, Written
+from topics.engine.queue import Lifecycle
 from topics.storage.frame import Frame
 
 OPEN = 32  # the directory was opened: boot id and time
@@ -29,6 +30,7 @@ RESERVE = 39  # no acked seq is above `first`; at time `last`
 EXPIRED = 40  # TTL took everything up to `first`, seen at time `last`
 DELETE = 41  # records deleted by a selector
 COMMIT = 42  # a transaction's dedupe
+QUEUE = 45  # what happened to jobs first..last of a queue
 EVICTED = 44  # a cap took everything up to `first`, and the records that made it do so are not in the log
 RESTART = 43  # everything up to `last` was lost at a restart, at time `first`
 
@@ -46,6 +48,7 @@ NAMES = {
     COMMIT: "commit",
     RESTART: "restart",
     EVICTED: "evicted",
+    QUEUE: "queue",
 }
 
 
@@ -102,6 +105,7 @@ _decode_created = msgspec.msgpack.Decoder(Created).decode
 _decode_config = msgspec.msgpack.Decoder(TopicConfig).decode
 _decode_written = msgspec.msgpack.Decoder(Written).decode
 _decode_deleted = msgspec.msgpack.Decoder(Deleted).decode
+_decode_queued = msgspec.msgpack.Decoder(Lifecycle).decode
 _decode_committed = msgspec.msgpack.Decoder(Committed).decode
 
 
@@ -157,6 +161,15 @@ def deleted(epoch: int, what: Deleted) -> Event:
 
 def committed(what: Committed) -> Event:
     return Event(COMMIT, 0, 0, 0, _encode(what))
+
+
+def queued(epoch: int, what: Lifecycle) -> Event:
+    last = what.runs[-2] + what.runs[-1] - 1
+    return Event(QUEUE, epoch, what.runs[0], last, _encode(what))
+
+
+def read_queued(frame: Frame) -> Lifecycle:
+    return _decode_queued(frame.payload)
 
 
 def read_batch(frame: Frame) -> Batch:

@@ -18,6 +18,7 @@ from topics.engine import frames, retention
 from topics.engine.checkpoint import (
     KIND_CLIENTS,
     KIND_HEAD,
+    KIND_JOBS,
     KIND_KEYS,
     KIND_TOPIC,
     Clients,
@@ -29,6 +30,7 @@ from topics.engine.engine import Engine
 from topics.engine.extent import restore
 from topics.engine.frames import Event
 from topics.engine.options import Options
+from topics.engine.queue import Job
 from topics.engine.sealed import ChunkStore
 from topics.engine.state import CommittedTxn, State
 from topics.engine.syncer import Syncer
@@ -48,6 +50,7 @@ _FORMAT = b"topics data directory, format 1\n"
 
 _decode_head = msgspec.msgpack.Decoder(Head).decode
 _decode_topic = msgspec.msgpack.Decoder(TopicSnapshot).decode
+_decode_jobs = msgspec.msgpack.Decoder(dict[int, Job]).decode
 _decode_keys = msgspec.msgpack.Decoder(list[tuple[str, int, Appended]]).decode
 _decode_clients = msgspec.msgpack.Decoder(Clients).decode
 
@@ -206,6 +209,8 @@ class Recovery:
                 self._frozen_at[item.epoch] = snapshot.at
             elif item.kind == KIND_KEYS:
                 state.topics[item.epoch].dedupe.restore(_decode_keys(item.payload), {})
+            elif item.kind == KIND_JOBS:
+                _restore_jobs(state.topics[item.epoch], _decode_jobs(item.payload))
             elif item.kind == KIND_CLIENTS:
                 last = _decode_clients(item.payload)
                 state.txn_clients = {name: CommittedTxn(*done) for name, done in last.clients.items()}
@@ -393,5 +398,14 @@ def _topic_of(epoch: int, snapshot: TopicSnapshot, store: ChunkStore) -> Topic:
     topic.bytes = sum(extent.live_bytes for extent in topic.extents)
     topic.restore_deletes(snapshot.deletes, snapshot.last_delete_id)
     topic.dedupe.restore([], snapshot.producers)
+    if topic.queue is not None and snapshot.queue is not None:
+        topic.queue.restore(snapshot.queue)
     topic.forget_ephemeral(snapshot.ephemeral)
     return topic
+
+
+def _restore_jobs(topic: Topic, jobs: dict[int, Job]) -> None:
+    """Jobs whose records were in memory only are gone with them."""
+    queue = topic.queue
+    assert queue is not None
+    queue.restore_jobs({seq: job for seq, job in jobs.items() if seq >= topic.earliest_seq and seq not in queue.done})

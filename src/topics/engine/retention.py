@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from topics.core.tombstone import Reason
 from topics.engine.topic import Topic
 
 
@@ -30,9 +31,16 @@ def expire_through(topic: Topic, last: int) -> None:
     if last >= topic.earliest_seq:
         if topic.find(last) is not None:
             topic.lost_ts = max(topic.lost_ts, topic.ts_of(last))
-        topic.advance(last + 1)
+        _take(topic, last, "ttl")
     topic.ttl_expired = max(topic.ttl_expired, last)
     topic.prune_holes()
+
+
+def _take(topic: Topic, last: int, reason: Reason) -> None:
+    first = topic.earliest_seq
+    count = topic.advance(last + 1)
+    if topic.queue is not None:
+        topic.queue.note_loss(first, last, count, reason)
 
 
 def first_at(topic: Topic, ts: int) -> int:
@@ -66,7 +74,7 @@ def evict_through(topic: Topic, last: int) -> None:
     """Takes everything up to `last`, a record that a cap took."""
     if last >= topic.earliest_seq:
         lost_ts = topic.ts_of(last) if topic.find(last) is not None else topic.last_ts
-        topic.advance(min(last + 1, topic.next_seq))
+        _take(topic, min(last, topic.head_seq), "cap")
         topic.lost_ts = max(topic.lost_ts, lost_ts)
     topic.cap_evicted = max(topic.cap_evicted, min(last, topic.head_seq))
     topic.prune_holes()

@@ -9,7 +9,7 @@ from topics.core.clock import Ratchet
 from topics.core.config import TopicConfig
 from topics.core.errors import CorruptDirectory
 from topics.core.tombstone import Hole
-from topics.engine import deletion, frames, retention
+from topics.engine import deletion, frames, jobs, retention
 from topics.engine.dedupe import Appended
 from topics.engine.sealed import ChunkStore, LostRange
 from topics.engine.topic import Topic
@@ -132,6 +132,9 @@ class State:
         elif kind == frames.DELETE:
             what = frames.read_deleted(frame)
             self.guard(topic, lambda: deletion.delete(topic, what))
+        elif kind == frames.QUEUE:
+            event = frames.read_queued(frame)
+            self.guard(topic, lambda: jobs.fold(topic, event))
         elif kind == frames.CONFIG:
             self._close_gap(topic, frame)
             topic.config = frames.read_config(frame)

@@ -19,6 +19,7 @@ from topics.core.tombstone import Hole, HoleReason, Reason
 from topics.engine.chunk import TARGET_BYTES, Chunk
 from topics.engine.dedupe import Dedupe
 from topics.engine.extent import Extent
+from topics.engine.queue import Lifecycle, Queue
 from topics.engine.sealed import ChunkRef, ChunkStore
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Topic:
             "epoch",
         ),
         *("extents", "holes", "inflight_clients", "inflight_keys", "last_delete_id", "last_read_ts", "last_ts"),
-        *("last_write_ts", "lost_ts", "name", "next_seq", "pending", "pending_bytes", "pending_count"),
+        *("last_write_ts", "lost_ts", "name", "next_seq", "pending", "pending_bytes", "pending_count", "queue"),
         *("reserved", "reserved_at", "restart_lost", "staged_config", "staged_delete_id", "staged_seq", "store"),
         *("ttl_expired", "unapplied", "unsettled", "waited", "waiters", "_bytes", "_front_ts"),
     )
@@ -94,10 +95,11 @@ class Topic:
         self.inflight_clients: dict[str, tuple[int, Commit]] | None = None
         self.unsettled = False
         # Deletes that are durable but wait for a disk that does not answer: until then the topic cannot be read.
-        self.unapplied: list[Deleted] = []
+        self.unapplied: list[Deleted | Lifecycle] = []
         # Called once when records, holes or the topic's end become visible.
         self.waiters: set[Callable[[], None]] | None = None
         self._front_ts: int | None = None
+        self.queue = Queue(config.seq_base) if config.type == "queue" else None
 
     @property
     def head_seq(self) -> int:
@@ -177,6 +179,9 @@ class Topic:
         assert hole.first == self.next_seq
         self.skip(hole.last)
         self._add_disjoint(hole)
+        if self.queue is not None:
+            self.queue.forget(hole.first, hole.last)
+            self.queue.note_loss(hole.first, hole.last, hole.last - hole.first + 1, hole.reason)
 
     def _insert_hole(self, hole: Hole) -> None:
         """Holes are disjoint and sorted: what lies in one already keeps its reason."""
@@ -302,6 +307,8 @@ class Topic:
         self.count -= 1
         self.bytes -= size
         self.store.dead_bytes += size
+        if self.queue is not None:
+            self.queue.forget(seq, seq)
         return True
 
     def settle_front(self) -> None:
@@ -322,6 +329,10 @@ class Topic:
             count, size = extent.lose(self.store, first, last, self.earliest_seq)
             self.count -= count
             self.bytes -= size
+            if self.queue is not None:
+                self.queue.note_loss(first, last, count, reason)
+        if self.queue is not None:
+            self.queue.forget(first, last)
         self._insert_hole(Hole(first, last, reason))
         self.settle_front()
 
@@ -347,6 +358,8 @@ class Topic:
         for extent in self.extents:
             self._retire(extent)
         self.extents = []
+        if self.queue is not None:
+            self.queue.note_loss(self.earliest_seq, self.head_seq, self.count, "restart")
         self.count = self.bytes = 0
         self.restart_lost = self.head_seq
         self.lost_ts = now
@@ -356,6 +369,9 @@ class Topic:
     def forget_ephemeral(self, ranges: list[tuple[int, int]]) -> None:
         """Records that were in memory only, and are not there any more when a checkpoint is loaded."""
         for first, last in ranges:
+            if self.queue is not None:
+                self.queue.forget(first, last)
+                self.queue.note_loss(first, last, last - first + 1, "restart")
             if any(extent.first_seq < first and extent.live_count for extent in self.extents):
                 self._insert_hole(Hole(first, last, "restart"))
             else:
@@ -384,6 +400,8 @@ class Topic:
         assert seq >= self.earliest_seq
         self.earliest_seq = seq
         self._front_ts = None
+        if self.queue is not None:
+            self.queue.forget_below(seq)
         self.check()
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -34,6 +34,9 @@ from topics.http.protocol import HttpProtocol, decode_body
 from topics.http.settings import Settings
 from topics.http.sharing import SharedWrites
 from topics.http.watches import Watches
+
+if TYPE_CHECKING:
+    from topics.http.queues import Work
 
 TICK_SECONDS = 0.02
 _SWEEP_TICKS = 50
@@ -73,6 +76,7 @@ class Internal(TopicsError):
 
 class App:
     def __init__(self, engine: Engine, settings: Settings, keys: Keys, loop: asyncio.AbstractEventLoop) -> None:
+        from topics.http.queues import Cohorts
         from topics.http.routes import ROUTES
 
         self.engine = engine
@@ -95,6 +99,8 @@ class App:
         self.renderings = Renderings(self)
         self.arrivals = Arrivals()
         self.watches = Watches(self)
+        self.workers: set[Work] = set()
+        self.cohorts = Cohorts(self)
         engine.state.on_added = self.arrivals.on_added
         self.deliveries = Deliveries()
         self.pressure = Pressure(settings.pressure_delay_ms, settings.pressure_bytes)
@@ -166,6 +172,8 @@ class App:
         readings, self.readings = self.readings, set()
         for end in readings:
             end()
+        for worker in list(self.workers):
+            worker.fail(ShuttingDown("the server is shutting down"))
         for stream in list(self.streams):
             stream.fail(ShuttingDown("the server is shutting down; resume from the last id", retry_after_ms=1000))
 

@@ -48,6 +48,41 @@ class WatchRequest(msgspec.Struct, kw_only=True):
     include_data: bool = True
 
 
+class ClaimRequest(msgspec.Struct, kw_only=True):
+    """Jobs for a node."""
+
+    node: str = ""
+    max: Annotated[int, Meta(ge=1)] = 1
+    lease_ms: Annotated[int, Meta(ge=0)] | None = None
+    wait_ms: Annotated[int, Meta(ge=0)] = 0
+
+
+class HolderRequest(msgspec.Struct, kw_only=True):
+    """Jobs that somebody holds: by node and seqs, or by lease."""
+
+    node: str | None = None
+    seqs: list[Seq] | None = None
+    lease_ids: list[str] | None = None
+    lease_id: str | None = None
+
+
+class NackRequest(HolderRequest, kw_only=True):
+    delay_ms: Annotated[int, Meta(ge=0)] = 0
+
+
+class ExtendRequest(HolderRequest, kw_only=True):
+    lease_ms: Annotated[int, Meta(ge=0)] | None = None
+
+
+class UnblockRequest(msgspec.Struct, kw_only=True):
+    seqs: list[Seq]
+
+
+class RedriveRequest(msgspec.Struct, kw_only=True):
+    max: Annotated[int, Meta(ge=1)] = 1
+    to: str | None = None
+
+
 class DeleteRequest(msgspec.Struct, kw_only=True):
     """Which records to remove: by seq, by tag, or by both."""
 

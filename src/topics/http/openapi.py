@@ -11,7 +11,19 @@ from topics.core.config import ConfigPatch
 from topics.core.records import RecordIn, Write
 from topics.engine.transactions import Part
 from topics.http.auth import Scope
-from topics.http.messages import CommitRequest, DeleteRequest, DiffRequest, ErrorAnswer, WatchRequest
+from topics.http.messages import (
+    ClaimRequest,
+    CommitRequest,
+    DeleteRequest,
+    DiffRequest,
+    ErrorAnswer,
+    ExtendRequest,
+    HolderRequest,
+    NackRequest,
+    RedriveRequest,
+    UnblockRequest,
+    WatchRequest,
+)
 
 _JSON = "application/json"
 _ARROW = "application/vnd.apache.arrow.stream"
@@ -25,11 +37,11 @@ _ERRORS = {
     "404": "topic_not_found, txn_not_found, not_found",
     "405": "method_not_allowed",
     "406": "not_acceptable",
-    "409": "topic_exists_incompatible, topic_not_empty, idempotency_conflict, txn_incomplete",
+    "409": "topic_exists_incompatible, topic_not_empty, not_a_queue, idempotency_conflict, txn_incomplete",
     "413": "payload_too_large",
     "415": "unsupported_media_type",
     "422": "topic_full",
-    "429": "throttled",
+    "429": "throttled, ack_hole_cap_exceeded, in_flight_cap_exceeded",
     "500": "internal",
     "503": "not_ready, shutting_down, read_only",
 }
@@ -81,6 +93,14 @@ _WRITTEN = {
         "performance": {"type": "object"},
     },
 }
+
+
+def _settled(word: str) -> dict[str, Any]:
+    seqs = {"type": "array", "items": _SEQ}
+    fields = {"topic": _NAME, **dict.fromkeys((word, "skipped", "ready", "in_flight"), _SEQ)}
+    fields |= {f"{word}_seqs": seqs, "skipped_seqs": seqs}
+    return {"answers": {"200": _object(**fields)}, "errors": ("404", "409", "413", "415")}
+
 
 _OPERATIONS: dict[str, dict[str, Any]] = {
     "list_topics": {
@@ -194,6 +214,51 @@ _OPERATIONS: dict[str, dict[str, Any]] = {
         "answers": {"200": _object(txn=_ID, aborted=_FLAG)},
         "errors": ("404",),
     },
+    "claim": {
+        "summary": "Lease jobs to a node.",
+        "body": ClaimRequest,
+        "answers": {
+            "200": _object(
+                topic=_NAME,
+                claimed={"type": "array", "items": {"type": "object"}},
+                lease_id={"type": ["string", "null"]},
+                count=_SEQ,
+                ready=_SEQ,
+                lost=_SEQ,
+                tombstone=_TOMBSTONE,
+            )
+        },
+        "errors": ("404", "409", "413", "415"),
+    },
+    "ack": {"summary": "Jobs that are done: they go for good.", "body": HolderRequest, **_settled("acked")},
+    "nack": {"summary": "Give jobs back, perhaps for later.", "body": NackRequest, **_settled("nacked")},
+    "extend": {"summary": "Hold jobs longer.", "body": ExtendRequest, **_settled("extended")},
+    "unblock": {"summary": "Put jobs back in line.", "body": UnblockRequest, **_settled("unblocked")},
+    "redrive": {
+        "summary": "Move dead-lettered jobs back where they came from.",
+        "body": RedriveRequest,
+        "body_optional": True,
+        "answers": {"200": _object(topic=_NAME, moved=_SEQ, unblocked=_SEQ, skipped=_SEQ, ready=_SEQ)},
+        "errors": ("404", "409", "413", "415"),
+    },
+    "list_leases": {
+        "summary": "Jobs that are out or set aside.",
+        "parameters": [_query("page_size", _SEQ), _query("after", _SEQ)],
+        "answers": {"200": _object(topic=_NAME, leases={"type": "array", "items": {"type": "object"}}, total=_SEQ)},
+        "errors": ("404", "409"),
+    },
+    "work": {
+        "summary": "Server-sent events: jobs, as many at a time as the worker can hold.",
+        "parameters": [
+            _query("node", {"type": "string"}, required=True),
+            _query("max", {"type": "integer", "minimum": 1}),
+            _query("lease_ms", _SEQ),
+            _query("token", {"type": "string"}),
+        ],
+        "events": True,
+        "answers": {"200": {}},
+        "errors": ("404", "406", "409"),
+    },
     "create_watch": {
         "summary": "Begin to follow topics; the answer says where the stream is.",
         "parameters": [_query("lenient", _FLAG)],
@@ -251,6 +316,7 @@ def document() -> bytes:
     write = _without_raw(Write)
     bodies: list[Any] = [
         *(ConfigPatch, write, DiffRequest, DeleteRequest, CommitRequest, Part, WatchRequest, ErrorAnswer),
+        *(ClaimRequest, HolderRequest, NackRequest, ExtendRequest, UnblockRequest, RedriveRequest),
     ]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     references = dict(zip(bodies, schemas, strict=True))

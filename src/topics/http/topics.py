@@ -49,4 +49,9 @@ def delete(app: App, exchange: Exchange, name: str) -> None:
 
 
 def describe(state: TopicState) -> dict[str, Any]:
-    return msgspec.structs.asdict(state)
+    fields = msgspec.structs.asdict(state)
+    if state.queue is None:
+        del fields["queue"]
+    else:
+        fields["queue"] = msgspec.structs.asdict(state.queue)
+    return fields

@@ -19,7 +19,7 @@ from topics.http.messages import WatchRequest
 from topics.http.watches import Session, copied
 
 EVENT_STREAM = b"text/event-stream"
-_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _DEFAULT_BATCH_BYTES = 256 << 10
 _MIN_HEARTBEAT_MS, _MAX_HEARTBEAT_MS = 1000, 60_000
 _HEARTBEAT = b": hb\n\n"
@@ -110,7 +110,7 @@ def stream(app: App, exchange: Exchange, wid: str) -> None:
     last = exchange.header(b"last-event-id") or exchange.query.get("last_event_id")
     positions = _read_id(last) if last is not None else {}
     if exchange.method == "HEAD":
-        exchange.send(200, b"", EVENT_STREAM, _HEADERS)
+        exchange.send(200, b"", EVENT_STREAM, STREAM_HEADERS)
         return
     if session.stream is not None:
         session.stream.fail(TakenOver("another connection has taken this watch over"))
@@ -161,7 +161,7 @@ class EventStream:
         self._app = app
         self._session = session
         events = Events(session.positions)
-        self._outlet: Outlet = exchange.open(self, EVENT_STREAM, _HEADERS)
+        self._outlet: Outlet = exchange.open(self, EVENT_STREAM, STREAM_HEADERS)
         self._stream = session.stream = Stream(app, self._outlet, events, self._on_over)
         app.watches.open_one(session.owner)
         # An event without data only sets the id: whoever gets anything at all can resume from it.
