@@ -174,7 +174,7 @@ class App:
             end()
         for worker in list(self.workers):
             worker.fail(ShuttingDown("the server is shutting down"))
-        for stream in list(self.streams):
+        for stream in [stream for stream in self.streams if stream.topics]:
             stream.fail(ShuttingDown("the server is shutting down; resume from the last id", retry_after_ms=1000))
 
     # -- requests --------------------------------------------------------------------------------------------------

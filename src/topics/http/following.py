@@ -321,6 +321,8 @@ class Stream:
         topic = followed.topic
         if topic is not None and not topic.dropped:
             return topic
+        if topic is not None:
+            followed.head_seq = topic.head_seq
         followed.topic = self._app.engine.state.by_name.get(followed.name)
         if followed.topic is None:
             if topic is not None or followed.is_new:

@@ -194,7 +194,7 @@ class _Stream:
     @property
     def waits_for_client(self) -> bool:
         """Whether its request is not whole, or its answer is not taken."""
-        return not self._is_handled or self._left is not None
+        return not self._is_handled or self._left is not None or self._ends
 
     def on_data(self, data: bytes) -> None:
         most = self._app.limits.max_body_bytes

@@ -77,6 +77,8 @@ class WsProtocol:
         self._on_leave = on_leave
         self._message = bytearray()
         self._is_paused = False
+        self._is_held = False
+        self._is_reading = True
         self._closes_at: float | None = None
         self._heard = True
         self._pings_at = app.clock() + _PING_SECONDS
@@ -105,11 +107,18 @@ class WsProtocol:
 
     def hold(self, is_held: bool) -> None:
         """Reads nothing more for a while: too much is being worked on already."""
-        if self._transport is not None and not self._transport.is_closing():
-            if is_held:
-                self._transport.pause_reading()
-            else:
+        self._is_held = is_held
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Reads on exactly while the client takes its answers, and not too many are on their way."""
+        may_read = not self._is_held and not self._is_paused
+        if self._transport is not None and not self._transport.is_closing() and may_read != self._is_reading:
+            self._is_reading = may_read
+            if may_read:
                 self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     # -- the connection --------------------------------------------------------------------------------------------
 
@@ -151,9 +160,12 @@ class WsProtocol:
 
     def pause_writing(self) -> None:
         self._is_paused = True
+        self._regulate()
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        self._heard = True
+        self._regulate()
         self._on_room()
 
     def check_deadline(self, now: float) -> None:
@@ -164,7 +176,7 @@ class WsProtocol:
         if self._closes_at is not None:
             if now >= self._closes_at:
                 transport.abort()
-        elif now >= self._pings_at:
+        elif now >= self._pings_at and self._is_reading:
             if not self._heard:
                 transport.abort()
                 return
