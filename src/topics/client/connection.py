@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from topics.client.errors import Unreachable, error_of
+from topics.client.errors import ServerError, Unreachable, error_of
 from topics.core.errors import InvalidRequest, TopicsError
 
 JSON = "application/json"
@@ -99,8 +99,11 @@ class Connection:
             was_sent = True
             try:
                 answer = self._try(method, path, body, headers)
-                if answer.status < 400:
+                if answer.status < 300 and answer.body and answer.headers.get("content-type") in (JSON, ARROW):
                     return answer
+                if answer.status < 400:
+                    shown = bytes(answer.body[:100]).decode("utf-8", "replace")
+                    raise ServerError(f"{self.url} is not a topics server: it answered {answer.status} {shown}")
                 failure: TopicsError = error_of(answer.status, bytes(answer.body))
                 # A refusal changes nothing, so it may be repeated whatever it was.
                 if answer.status not in _PASSING or failure.code == "read_only":
@@ -121,6 +124,9 @@ class Connection:
         self._http.request(method, self._path + path, body, {**self._headers, **headers})
         response = self._http.getresponse()
         length = response.length
+        if length is None and "transfer-encoding" not in {name.lower() for name, _ in response.getheaders()}:
+            # A server of ours always says how long its answer is: the head itself was cut off.
+            raise http.client.IncompleteRead(b"")
         if length is None:
             content = bytearray(response.read())
         else:
