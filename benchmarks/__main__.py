@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import append, growth, idle, large, read, spark, wire
+from benchmarks import append, growth, idle, large, queue, read, soak, spark, wire
 
 ALL = {
     "append": append.run,
@@ -18,6 +18,8 @@ ALL = {
     "wire": wire.run,
     "idle": idle.run,
     "spark": spark.run,
+    "queue": queue.run,
+    "soak": soak.run,
 }
 
 
