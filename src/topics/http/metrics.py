@@ -149,8 +149,23 @@ class Scrape:
             for topic in shown:
                 family.add_metric([topic.name], getattr(topic, field))
             yield family
+        queues = {topic.name: self._app.engine.jobs.state(topic) for topic in shown if topic.queue is not None}
+        for field, help_text in _PER_QUEUE:
+            family = GaugeMetricFamily(f"topics_queue_{field}", help_text, labels=["topic"])
+            for name, queue in queues.items():
+                family.add_metric([name], getattr(queue, field))
+            yield family
 
 
+_PER_QUEUE = (
+    ("ready", "Jobs that a claim would get."),
+    ("in_flight", "Jobs that somebody holds."),
+    ("delayed", "Jobs that were given back for later."),
+    ("blocked", "Jobs that are set aside."),
+    ("dead_lettered", "Jobs that were delivered too often, so far."),
+    ("lost", "Jobs that a cap, a TTL or a crash took, so far."),
+    ("ack_holes", "Runs of jobs that are not done below the highest that is."),
+)
 _PER_TOPIC = (
     ("head_seq", "Highest assigned seq."),
     ("earliest_seq", "First live seq."),
