@@ -94,7 +94,7 @@ class Connection:
 
     def send(self, method: str, path: str, body: Any, headers: dict[str, str], repeatable: bool) -> Answer:
         """One request, tried again while the server is away or busy, if it may be; raises what the server refuses."""
-        deadline = self._clock() + self._retry_seconds
+        deadline: float | None = None
         for pause in _pauses(self._jitter):
             was_sent = True
             try:
@@ -115,7 +115,10 @@ class Connection:
                 was_sent = not isinstance(error, ConnectionRefusedError)
                 self._http.close()
                 failure = Unreachable(f"cannot reach {self.url}: {error or type(error).__name__}")
-            if (was_sent and not repeatable and isinstance(failure, Unreachable)) or self._clock() + pause > deadline:
+            # However long the first try took, it is followed by others.
+            now = self._clock()
+            deadline = now + self._retry_seconds if deadline is None else deadline
+            if (was_sent and not repeatable and isinstance(failure, Unreachable)) or now + pause > deadline:
                 raise failure
             self._sleep(pause)
         raise AssertionError("unreachable")

@@ -44,6 +44,7 @@ class H2Protocol(asyncio.Protocol):
         self._closing = False
         self._deadline = 0.0
         self.is_paused = False
+        self._unsent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop has transports of its own.
@@ -70,6 +71,13 @@ class H2Protocol(asyncio.Protocol):
         """Ends a connection that is idle, or whose client neither finishes its request nor takes its answer."""
         transport = self._transport
         if transport is None or now < self._deadline:
+            return
+        if self.is_paused and not transport.is_closing():
+            left = transport.get_write_buffer_size()
+            if left >= self._unsent:
+                transport.abort()
+            self._unsent = left
+            self._moved_on()
             return
         if transport.is_closing() or any(stream.waits_for_client for stream in self._streams.values()):
             transport.abort()
@@ -117,10 +125,18 @@ class H2Protocol(asyncio.Protocol):
             self.close_when_idle()
 
     def pause_writing(self) -> None:
+        """Who does not take answers is not asked for more; one that takes nothing at all for long is let go."""
         self.is_paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+            self._unsent = self._transport.get_write_buffer_size()
+        self._moved_on()
 
     def resume_writing(self) -> None:
         self.is_paused = False
+        if self._transport is not None:
+            self._transport.resume_reading()
+        self._moved_on()
         for stream in list(self._streams.values()):
             stream.pump()
         self.flush()
