@@ -317,6 +317,7 @@ class Checkpointer:
             self._state.guard(topic, lambda: deletion.apply_waiting(topic))
             try:
                 self._merge_small(topic)
+                self._make_durable(topic)
                 snapshot, own = self._freeze(topic, rewrite)
                 jobs = _freeze_jobs(topic)
                 for sealing in own:
@@ -341,6 +342,14 @@ class Checkpointer:
         for some in jobs:
             work.out.add(KIND_JOBS, topic.epoch, some)
             yield
+
+    def _make_durable(self, topic: Topic) -> None:
+        """A queue's table may have events that are not durable: a snapshot must not know what the log may forget."""
+        committer = self._committer
+        if topic.queue is not None and topic.queue.staged_at > committer.wal.synced:
+            committer.flush_and_wait()
+            if committer.read_only is not None:
+                raise StorageFault("the log takes nothing more")
 
     def _freeze(self, topic: Topic, rewrite: set[int]) -> tuple[TopicSnapshot, list[_Sealing]]:
         kept: list[ExtentState] = []

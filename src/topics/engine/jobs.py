@@ -120,20 +120,22 @@ class Holder(msgspec.Struct):
 def fold(topic: Topic, what: Lifecycle) -> None:
     """Replays one event of a queue."""
     assert topic.queue is not None
-    is_new = topic.queue.apply(what)
+    topic.queue.apply(what)
     if what.kind in REMOVING:
         remove(topic, what)
-        if is_new:
-            topic.queue.leaving -= sum(what.runs[1::2])
 
 
-def remove(topic: Topic, what: Lifecycle) -> None:
-    """Deletes the records of jobs that are done."""
-    killed = False
-    for seq in what.seqs:
-        killed = topic.kill(seq) or killed
+def remove(topic: Topic, what: Lifecycle) -> set[int]:
+    """Deletes the records of jobs that are done; says which were still there, or had been spared."""
+    queue = topic.queue
+    assert queue is not None
+    killed = {seq for seq in what.seqs if topic.kill(seq)}
     if killed:
         topic.settle_front()
+    spared = queue.spared & set(what.seqs) if queue.spared else set()
+    queue.spared -= spared
+    queue.leaving.difference_update(what.seqs)
+    return killed | spared
 
 
 class _Plan:
@@ -288,7 +290,7 @@ class Jobs:
 
     def _ready(self, topic: Topic, queue: Queue) -> int:
         counts = queue.counts
-        return topic.count - queue.leaving - counts[View.IN_FLIGHT] - counts[View.DELAYED] - counts[View.BLOCKED]
+        return topic.count - len(queue.leaving) - counts[View.IN_FLIGHT] - counts[View.DELAYED] - counts[View.BLOCKED]
 
     def _render(self, topic: Topic, seq: int) -> bytes:
         """A job's record as JSON, without its first brace."""
@@ -313,12 +315,13 @@ class Jobs:
         topic.queue.apply(what)
         if topic.config.durability != "ephemeral":
             self._engine.committer.log(frames.queued(topic.epoch, what))
+            topic.queue.staged_at = self._engine.committer.wal.staged
 
     def _finish(self, topic: Topic, result: Callable[[], Any], is_lease: bool) -> Commit:
         """A commit that is done when all that was staged is as durable as the queue promises."""
         config = topic.config
         level = LEVELS[config.durability]
-        if is_lease and config.leases_durable is not None and level != Level.ACCEPTED:
+        if is_lease and config.leases_durable is not None and config.durability != "ephemeral":
             level = Level.SYNCED if config.leases_durable else Level.WRITTEN
         return self._engine.committer.stage(level, (), (), result)
 
@@ -355,7 +358,13 @@ class Jobs:
             return completed(self._settled(topic, queue, [], skipped))
         self._preload(topic, held)
         what = Lifecycle(Kind.ACKED, queue.number + 1, runs_of(held))
-        return self._remove(topic, what, lambda: self._settled(topic, queue, held, skipped))
+
+        def result(gone: set[int]) -> Settled:
+            # What a write before it in the log has pushed out is lost, not acked.
+            late = [seq for seq in held if seq not in gone]
+            return self._settled(topic, queue, [seq for seq in held if seq in gone], skipped + late)
+
+        return self._remove(topic, what, result)
 
     def _preload(self, topic: Topic, seqs: Sequence[int]) -> None:
         """A disk that does not answer refuses while nothing has changed."""
@@ -368,23 +377,37 @@ class Jobs:
 
         self._engine.guard(topic, load)
 
-    def _remove(self, topic: Topic, what: Lifecycle, result: Callable[[], Any]) -> Commit:
-        assert topic.queue is not None
-        topic.queue.apply(what)
+    def _remove(self, topic: Topic, what: Lifecycle, result: Callable[[set[int]], Any]) -> Commit:
+        queue = topic.queue
+        assert queue is not None
+        jobs = {seq: msgspec.structs.replace(queue.jobs[seq]) for seq in what.seqs}
+        queue.apply(what)
         events = () if topic.config.durability == "ephemeral" else (frames.queued(topic.epoch, what),)
         level = LEVELS[topic.config.durability]
-        return self._engine.committer.stage(level, (topic,), events, lambda: self._publish_removal(topic, what, result))
+        commit = self._engine.committer.stage(
+            level, (topic,), events, lambda: result(self._publish_removal(topic, what))
+        )
+        queue.staged_at = commit.end
+        commit.on_done(lambda done: queue.take_back(jobs) if done.error is not None else None)
+        return commit
 
-    def _publish_removal(self, topic: Topic, what: Lifecycle, result: Callable[[], Any]) -> Any:
-        assert topic.queue is not None
-        topic.queue.leaving -= sum(what.runs[1::2])
+    def _publish_removal(self, topic: Topic, what: Lifecycle) -> set[int]:
+        """Deletes the records of jobs that are done; says whose were still there."""
+        queue = topic.queue
+        assert queue is not None
+        gone: set[int] = set()
+
+        def take() -> None:
+            gone.update(remove(topic, what))
+
         try:
-            self._engine.guard(topic, lambda: remove(topic, what))
+            self._engine.guard(topic, take)
         except StorageFault:
+            gone.update(what.seqs)
             topic.unapplied.append(what)
             topic.unsettled = True
-        topic.queue.wake()
-        return result()
+        queue.wake()
+        return gone
 
     def _settled(
         self, topic: Topic, queue: Queue, done: list[int], skipped: list[int], deadlines: dict[int, int] | None = None
@@ -430,15 +453,23 @@ class Jobs:
     def unblock(self, name: str, seqs: Sequence[int]) -> Commit:
         """Puts jobs that were set aside back in line, for `max_deliveries` more deliveries."""
         self._engine.check_open()
-        for seq in seqs:
-            check_integer("seqs", seq, 0)
         topic, queue = self.queue(name)
         self._engine.settle(topic)
-        blocked = sorted({seq for seq in seqs if seq in queue.jobs and queue.jobs[seq].is_blocked})
-        skipped = [seq for seq in seqs if seq not in blocked]
+        found: set[int] = set()
+        skipped: list[int] = []
+        for seq in seqs:
+            check_integer("seqs", seq, 0)
+            job = queue.jobs.get(seq)
+            if job is not None and job.is_blocked and seq not in found:
+                found.add(seq)
+            else:
+                skipped.append(seq)
+        blocked = sorted(found)
         if not blocked:
             return completed(self._settled(topic, queue, [], skipped))
-        what = Lifecycle(Kind.UNBLOCKED, queue.number + 1, runs_of(blocked), count=max(topic.config.max_deliveries, 1))
+        what = Lifecycle(
+            Kind.UNBLOCKED, queue.number + 1, runs_of(blocked), count=max(topic.config.max_deliveries, 1), has_copy=True
+        )
         self._stage(topic, what)
 
         def result() -> Settled:
@@ -517,7 +548,7 @@ class Jobs:
                 events += [event_of(dest, piece) for piece in own]
             appender.hold(dest, own)
             pieces.append((dest, own, dest.reserved))
-        what = Lifecycle(kind, queue.number + 1, runs_of(seqs), count=int(kind is Kind.BLOCKED))
+        what = Lifecycle(kind, queue.number + 1, runs_of(seqs), has_copy=kind is Kind.BLOCKED)
         queue.apply(what)
         if topic.config.durability != "ephemeral":
             events.append(frames.queued(topic.epoch, what))
@@ -538,7 +569,7 @@ class Jobs:
                 appender.release(dest, own)
                 appender.publish_pieces(dest, own)
             if kind in REMOVING:
-                self._publish_removal(topic, what, lambda: None)
+                self._publish_removal(topic, what)
             for name in unblock or ():
                 origin = engine.state.by_name.get(name)
                 if origin is not None and origin.queue is not None:
@@ -546,7 +577,12 @@ class Jobs:
             return result()
 
         topics = [topic, *[dest for dest, _, _ in pieces]]
-        return engine.committer.stage(Level.SYNCED, topics, events, publish, atomic=True)
+        commit = engine.committer.stage(Level.SYNCED, topics, events, publish, atomic=True)
+        for name in (topic.name, *(unblock or ())):
+            touched = engine.topic(name).queue
+            assert touched is not None
+            touched.staged_at = commit.end
+        return commit
 
     def redrive(
         self, name: str, most: int = 1, to: str | None = None, may: Callable[[str], bool] | None = None
@@ -573,7 +609,7 @@ class Jobs:
                     skipped += 1
                     continue
                 seqs.append(seq)
-                blocked = self._blocked(origin, src_seq) if to is None else None
+                blocked = self._blocked(origin, src_seq, record) if to is None else None
                 if blocked is not None:
                     unblock.setdefault(dest, []).append(blocked)
                 else:
@@ -595,13 +631,17 @@ class Jobs:
             lambda: Redriven(moved, freed, skipped, self._ready(topic, queue)),
         )
 
-    def _blocked(self, origin: str | None, src_seq: int | None) -> int | None:
-        """The original of a copy, if it is still set aside."""
+    def _blocked(self, origin: str | None, src_seq: int | None, copy: RecordIn) -> int | None:
+        """The original of a copy, if it is still set aside. A seq of another life of its queue is another job."""
         topic = self._engine.state.by_name.get(origin or "")
         if topic is None or topic.queue is None or src_seq is None:
             return None
         job = topic.queue.jobs.get(src_seq)
-        return src_seq if job is not None and job.is_blocked and job.is_copied else None
+        if job is None or not job.is_blocked or not job.is_copied:
+            return None
+        original = self._record(topic, src_seq)
+        is_same = bytes(original.data) == bytes(copy.data) and original.tag == copy.tag
+        return src_seq if is_same else None
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -651,15 +691,20 @@ def _lease(seq: int, job: Job) -> Lease:
 
 
 def _marked(record: RecordIn, source: str, deliveries: int, seq: int) -> RecordIn:
-    """A record for the dead-letter topic: it says where it comes from."""
-    meta = _decode_meta(record.meta) if len(record.meta) else {}
-    meta |= {_FROM: source, _DELIVERIES: str(deliveries), _SRC_SEQ: str(seq)}
-    return RecordIn(record.data, record.tag, record.node, Raw(_encode(meta)))
+    """A record for the dead-letter topic: behind what its meta has, verbatim, it says where it comes from."""
+    marks = _encode({_FROM: source, _DELIVERIES: str(deliveries), _SRC_SEQ: str(seq)})
+    meta = bytes(_unmarked(record).meta)
+    if meta:
+        marks = meta[:-1] + (b"," if meta[1:-1].strip() else b"") + marks[1:]
+    return RecordIn(record.data, record.tag, record.node, Raw(marks))
 
 
 def _unmarked(record: RecordIn) -> RecordIn:
-    meta = {key: value for key, value in _decode_meta(record.meta).items() if key not in (_FROM, _DELIVERIES, _SRC_SEQ)}
-    return RecordIn(record.data, record.tag, record.node, Raw(_encode(meta)) if meta else Raw())
+    meta = bytes(record.meta)
+    at = meta.rfind(_encode(_FROM) + b":")
+    if at >= 0 and _FROM in _decode_meta(meta):
+        meta = meta[:at].removesuffix(b",") + b"}"
+    return RecordIn(record.data, record.tag, record.node, Raw(b"" if meta == b"{}" else meta))
 
 
 def _origin(record: RecordIn) -> tuple[str | None, int | None]:

@@ -24,8 +24,8 @@ class Kind(IntEnum):
     ACKED = 2  # done: the records go
     NACKED = 3  # given back, not to be had before `time`
     EXTENDED = 4  # held at least until `time`
-    BLOCKED = 5  # set aside; `count` 1: a copy is in the dead-letter topic
-    UNBLOCKED = 6  # back in line, for `count` more deliveries
+    BLOCKED = 5  # set aside; with `has_copy`, a copy was put into the dead-letter topic
+    UNBLOCKED = 6  # back in line, for `count` more deliveries; without `has_copy`, its copy is gone
     PARKED = 7  # moved to the dead-letter topic: the records go
     MOVED = 8  # moved back where they came from: the records go
 
@@ -44,6 +44,7 @@ class Lifecycle(msgspec.Struct, array_like=True):
     node: str = ""
     time: int = 0
     count: int = 0
+    has_copy: bool = False
 
     @property
     def seqs(self) -> Iterator[int]:
@@ -113,8 +114,11 @@ class Queue:
         self.latest_loss: Loss | None = None
         # Seqs that are done above the first that is not: what out-of-order acks, deletes and losses leave.
         self.done = Ranges()
-        # Done and durable soon, but still to be seen in the topic.
-        self.leaving = 0
+        # Done and durable soon, but still to be seen in the topic; and those of them that TTL took before that.
+        self.leaving: set[int] = set()
+        # Where in the log its last event ends.
+        self.staged_at = 0
+        self.spared: set[int] = set()
         self.counts = [0, 0, 0, 0]
         self.holders: dict[str, int] = {}
         self.leases: dict[str, set[int]] = {}
@@ -148,15 +152,18 @@ class Queue:
                     self._extend(seq, event.time)
             case Kind.BLOCKED:
                 for seq in event.seqs:
-                    self._block(seq, is_copied=bool(event.count))
+                    self._block(seq, event.has_copy)
             case Kind.UNBLOCKED:
                 for seq in event.seqs:
-                    self._unblock(seq, event.count)
+                    self._unblock(seq, event.count, event.has_copy)
         return True
 
     def _lease(self, seq: int, event: Lifecycle) -> None:
         job = self.jobs.get(seq)
         if job is None:
+            if seq <= self.cursor or seq in self.done:
+                # Gone: what took it stands before this in the log, and was not to be seen yet when this was staged.
+                return
             self._pass(seq)
             job = self._know(seq)
         else:
@@ -183,15 +190,21 @@ class Queue:
         return job
 
     def _finish(self, event: Lifecycle) -> None:
-        count = 0
         for first, length in zip(event.runs[::2], event.runs[1::2], strict=True):
             for seq in range(first, first + length):
                 self._forget_job(seq)
             self.done.add(first, first + length - 1)
-            count += length
-        self.leaving += count
+        self.leaving.update(event.seqs)
         if event.kind is Kind.PARKED:
-            self.dead_lettered += count
+            self.dead_lettered += sum(event.runs[1::2])
+
+    def take_back(self, jobs: dict[int, Job]) -> None:
+        """Jobs could not be finished after all, because the log takes nothing more: they stay in line."""
+        for seq, job in jobs.items():
+            if seq in self.leaving:
+                self.leaving.discard(seq)
+                self.done.discard(seq)
+                self.restore_jobs({seq: job})
 
     def _give_back(self, seq: int, not_before: int) -> None:
         job = self.jobs.get(seq)
@@ -217,10 +230,11 @@ class Queue:
                 self.dead_lettered += 1
             self._look(seq, job, View.BLOCKED)
 
-    def _unblock(self, seq: int, deliveries: int) -> None:
+    def _unblock(self, seq: int, deliveries: int, has_copy: bool) -> None:
         job = self.jobs.get(seq)
         if job is not None and job.is_blocked:
-            job.is_blocked = job.is_copied = False
+            job.is_blocked = False
+            job.is_copied = job.is_copied and has_copy
             job.limit = job.deliveries + deliveries
             job.not_before = 0
             self._look(seq, job, View.READY)
@@ -239,6 +253,7 @@ class Queue:
 
     def forget(self, first: int, last: int) -> None:
         """Records are gone, whoever took them."""
+        self._settle_leaving(first, last)
         if last - first < len(self.jobs):
             for seq in range(first, last + 1):
                 self._forget_job(seq)
@@ -249,6 +264,7 @@ class Queue:
 
     def forget_below(self, seq: int) -> None:
         """Everything below is gone."""
+        self._settle_leaving(0, seq - 1)
         while self._known and self._known[0] < seq:
             self._forget_job(heappop(self._known))
         self.done.drop_below(seq)
@@ -261,9 +277,20 @@ class Queue:
             del self.jobs[seq]
             self.counts[View.READY] -= 1
 
+    def _settle_leaving(self, first: int, last: int) -> None:
+        if self.leaving:
+            self.leaving -= {seq for seq in self.leaving if first <= seq <= last}
+
+    def spare(self, last: int) -> int:
+        """TTL takes everything up to a seq. What an event before that has done is not lost; says how many."""
+        spared = {seq for seq in self.leaving if seq <= last}
+        self.leaving -= spared
+        self.spared |= spared
+        return len(spared)
+
     def note_loss(self, first: int, last: int, count: int, reason: Reason) -> None:
         """Jobs that somebody should have got, and nobody will."""
-        if count:
+        if count > 0:
             self.lost += count
             self.latest_loss = Loss(first, last, reason)
 
@@ -352,7 +379,7 @@ class Queue:
 
     def ack_holes(self, earliest: int) -> int:
         """Runs of what is not done below the highest that is."""
-        return len(self.done) - (earliest in self.done)
+        return self.done.count_from(earliest) - (earliest in self.done)
 
     def wake(self) -> None:
         waiters, self.waiters = self.waiters, {}
@@ -388,7 +415,7 @@ class Queue:
         assert sum(self.counts) == len(self.jobs)
         assert all(count >= 0 for count in self.counts)
         assert self.counts[View.IN_FLIGHT] == sum(self.holders.values())
-        assert len(self.jobs) + self.leaving <= live
+        assert len(self.jobs) + len(self.leaving) <= live
 
 
 class Ranges:
@@ -414,6 +441,25 @@ class Ranges:
             last = max(last, self._last[stop - 1])
         self._first[start:stop] = [first]
         self._last[start:stop] = [last]
+
+    def discard(self, seq: int) -> None:
+        at = bisect_left(self._last, seq)
+        if at < len(self._last) and self._first[at] <= seq:
+            first, last = self._first[at], self._last[at]
+            rest = [(one, other) for one, other in ((first, seq - 1), (seq + 1, last)) if one <= other]
+            self._first[at : at + 1] = [one for one, _ in rest]
+            self._last[at : at + 1] = [other for _, other in rest]
+
+    def count_from(self, seq: int) -> int:
+        """How many end at or behind a seq."""
+        return len(self._last) - bisect_left(self._last, seq)
+
+    def covered(self, first: int, last: int) -> int:
+        """How many seqs of a range are in here."""
+        total = 0
+        for at in range(bisect_left(self._last, first), bisect_right(self._first, last)):
+            total += min(self._last[at], last) - max(self._first[at], first) + 1
+        return total
 
     def drop_below(self, seq: int) -> None:
         """What lies below is of no interest any more; what begins there is cut."""

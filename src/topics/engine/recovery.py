@@ -357,8 +357,7 @@ class Recovery:
                 self._lose(topic, Hole(topic.next_seq, last, "restart"))
         elif last >= topic.config.seq_base:
             now = self.state.time.now()
-            topic.skip(last)
-            topic.lose_all(now)
+            topic.restart(last, now)
             self.losses.append(frames.restarted(topic.epoch, last, now))
 
     # -- leaving no traces -----------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from topics.core.tombstone import Reason
 from topics.engine.topic import Topic
 
 
-def expire(topic: Topic, now: int) -> bool:
-    """Takes every record with `now - $ts > ttl_ms`; says whether live ones went."""
+def expire(topic: Topic, now: int, in_order: bool = True) -> bool:
+    """Takes every record with `now - $ts > ttl_ms`; says whether live ones went. `in_order`: by an event that stands in
+    the log before whatever is staged now."""
     ttl = topic.config.ttl_ms
     if not ttl or not topic.count:
         return False
@@ -22,25 +23,27 @@ def expire(topic: Topic, now: int) -> bool:
     to_seq = first_at(topic, cutoff)
     last = topic.last_live(to_seq)
     assert last is not None, "the earliest record has expired"
-    expire_through(topic, last)
+    expire_through(topic, last, in_order)
     return True
 
 
-def expire_through(topic: Topic, last: int) -> None:
+def expire_through(topic: Topic, last: int, in_order: bool = True) -> None:
     """Takes everything up to `last`, a record that TTL took: known from now on, whatever the clock says later."""
     if last >= topic.earliest_seq:
         if topic.find(last) is not None:
             topic.lost_ts = max(topic.lost_ts, topic.ts_of(last))
-        _take(topic, last, "ttl")
+        _take(topic, last, "ttl", in_order)
     topic.ttl_expired = max(topic.ttl_expired, last)
     topic.prune_holes()
 
 
-def _take(topic: Topic, last: int, reason: Reason) -> None:
+def _take(topic: Topic, last: int, reason: Reason, in_order: bool = True) -> None:
     first = topic.earliest_seq
+    queue = topic.queue
+    spared = queue.spare(last) if queue is not None and not in_order else 0
     count = topic.advance(last + 1)
-    if topic.queue is not None:
-        topic.queue.note_loss(first, last, count, reason)
+    if queue is not None:
+        queue.note_loss(first, last, count - spared, reason)
 
 
 def first_at(topic: Topic, ts: int) -> int:
@@ -116,7 +119,7 @@ def _last_evicted(topic: Topic, records: int, size: int) -> int:
 
 def settle(topic: Topic, now: int) -> bool:
     """Brings the watermarks up to date; says whether TTL took live records."""
-    expired = expire(topic, now)
+    expired = expire(topic, now, in_order=False)
     evict(topic)
     topic.unsettled = False
     return expired

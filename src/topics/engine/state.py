@@ -140,8 +140,7 @@ class State:
             topic.config = frames.read_config(frame)
             self.guard(topic, lambda: retention.evict(topic))
         elif kind == frames.RESTART:
-            topic.skip(max(frame.last, topic.head_seq))
-            topic.lose_all(frame.first)
+            topic.restart(frame.last, frame.first)
         elif kind == frames.DROP:
             self.drop(topic)
         else:

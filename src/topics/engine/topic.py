@@ -181,6 +181,7 @@ class Topic:
         self._add_disjoint(hole)
         if self.queue is not None:
             self.queue.forget(hole.first, hole.last)
+            self.queue.forget_below(self.earliest_seq)
             self.queue.note_loss(hole.first, hole.last, hole.last - hole.first + 1, hole.reason)
 
     def _insert_hole(self, hole: Hole) -> None:
@@ -348,18 +349,23 @@ class Topic:
         if self.count:
             self.add_hole(Hole(self.next_seq, last, "restart"))
         else:
-            self.skip(last)
-            self.lose_all(now)
+            self.restart(last, now)
 
-    def lose_all(self, now: int) -> None:
-        """A restart took everything that this topic held; none of it was newer than `now`."""
+    def restart(self, last: int, now: int) -> None:
+        """A restart took everything up to `last`; none of it was newer than `now`."""
+        if self.queue is not None:
+            first = self.earliest_seq
+            lost = max(last, self.head_seq) - first + 1
+            self.queue.note_loss(first, last, lost - self.queue.done.covered(first, last), "restart")
+        self.skip(max(last, self.head_seq))
+        self._lose_all(now)
+
+    def _lose_all(self, now: int) -> None:
         if self.next_seq == self.config.seq_base:
             return
         for extent in self.extents:
             self._retire(extent)
         self.extents = []
-        if self.queue is not None:
-            self.queue.note_loss(self.earliest_seq, self.head_seq, self.count, "restart")
         self.count = self.bytes = 0
         self.restart_lost = self.head_seq
         self.lost_ts = now
@@ -370,8 +376,10 @@ class Topic:
         """Records that were in memory only, and are not there any more when a checkpoint is loaded."""
         for first, last in ranges:
             if self.queue is not None:
+                begin = max(first, self.earliest_seq)
+                done = self.queue.done.covered(begin, last)
                 self.queue.forget(first, last)
-                self.queue.note_loss(first, last, last - first + 1, "restart")
+                self.queue.note_loss(begin, last, last - begin + 1 - done, "restart")
             if any(extent.first_seq < first and extent.live_count for extent in self.extents):
                 self._insert_hole(Hole(first, last, "restart"))
             else:
