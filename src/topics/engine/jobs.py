@@ -257,12 +257,13 @@ class Jobs:
             except StorageFault:
                 plan.undo()
                 raise
-        if plan.poison:
-            self._route(topic, plan.poison, poison, now)
+        is_moved = bool(plan.poison) and self._route(topic, plan.poison, poison, now)
         if not plan.taken:
             if plan.refusal is not None:
                 raise plan.refusal
-            return completed(Claim([], None, *self._told(topic, queue)))
+            nothing = Claim([], None, *self._told(topic, queue))
+            # Who is told that a job is in the dead-letter topic finds it there.
+            return engine.committer.stage(Level.SYNCED, (), (), lambda: nothing) if is_moved else completed(nothing)
         lease_ms = min(max(lease_ms or topic.config.lease_ms, MIN_LEASE_MS), MAX_LEASE_MS)
         lease_id = f"lease_{secrets.token_hex(8)}"
         deadline = now + lease_ms
@@ -272,6 +273,8 @@ class Jobs:
         pairs = sorted(zip(plan.taken, rendered, strict=True))
         jobs = [head % queue.jobs[seq].deliveries + record for seq, record in pairs]
         claim = Claim(jobs, lease_id, *self._told(topic, queue))
+        if is_moved:
+            return engine.committer.stage(Level.SYNCED, (), (), lambda: claim)
         return self._finish(topic, lambda: claim, is_lease=True)
 
     def _told(self, topic: Topic, queue: Queue) -> tuple[int, int, Tombstone | None]:
@@ -281,6 +284,27 @@ class Jobs:
             missed = loss.last - loss.first + 1
             tombstone = Tombstone(loss.first, loss.last, loss.reason, missed, topic.earliest_seq, topic.head_seq)
         return self._ready(topic, queue), queue.lost, tombstone
+
+    def available(self, topic: Topic) -> int:
+        """How many jobs claims could get now."""
+        queue, config = topic.queue, topic.config
+        assert queue is not None
+        queue.settle(self._engine.time.now())
+        ready = self._ready(topic, queue)
+        return min(ready, config.max_in_flight - queue.counts[View.IN_FLIGHT]) if config.max_in_flight else ready
+
+    def held_by(self, topic: Topic, leases: set[str]) -> int:
+        """How many jobs some leases hold; one past its deadline is nobody's."""
+        queue = topic.queue
+        assert queue is not None
+        queue.settle(self._engine.time.now())
+        held = [seq for lease in leases for seq in queue.leases.get(lease, ())]
+        return sum(queue.jobs[seq].view is View.IN_FLIGHT for seq in held)
+
+    def nothing(self, topic: Topic) -> Claim:
+        """What a claim that may take nothing is told."""
+        assert topic.queue is not None
+        return Claim([], None, *self._told(topic, topic.queue))
 
     def has_ready(self, topic: Topic) -> bool:
         queue = topic.queue
@@ -481,13 +505,13 @@ class Jobs:
 
     # -- poison ----------------------------------------------------------------------------------------------------
 
-    def _route(self, topic: Topic, seqs: list[int], records: list[RecordIn], now: int) -> None:
-        """Jobs that were out too often: to the dead-letter topic, set aside, or both."""
+    def _route(self, topic: Topic, seqs: list[int], records: list[RecordIn], now: int) -> bool:
+        """Jobs that were out too often: to the dead-letter topic, set aside, or both. Says whether any were moved."""
         queue, config = topic.queue, topic.config
         assert queue is not None
         if config.strategy == "block":
             self._stage(topic, Lifecycle(Kind.BLOCKED, queue.number + 1, runs_of(seqs)))
-            return
+            return False
         assert config.dead_letter is not None
         kind = Kind.PARKED if config.strategy == "skip" else Kind.BLOCKED
         fresh = [seq for seq in seqs if not queue.jobs[seq].is_copied]
@@ -502,10 +526,11 @@ class Jobs:
         except TopicsError:
             # It has no room, or cannot be made: the jobs wait here, where everybody sees them.
             self._stage(topic, Lifecycle(Kind.BLOCKED, queue.number + 1, runs_of(seqs)))
-            return
+            return False
         again = [seq for seq in seqs if seq not in fresh]
         if again:
             self._stage(topic, Lifecycle(Kind.BLOCKED, queue.number + 1, runs_of(again)))
+        return bool(copies)
 
     def _move(
         self,

@@ -97,7 +97,7 @@ class Topic:
         # Deletes that are durable but wait for a disk that does not answer: until then the topic cannot be read.
         self.unapplied: list[Deleted | Lifecycle] = []
         # Called once when records, holes or the topic's end become visible.
-        self.waiters: set[Callable[[], None]] | None = None
+        self.waiters: dict[Callable[[], None], None] | None = None
         self._front_ts: int | None = None
         self.queue = Queue(config.seq_base) if config.type == "queue" else None
 
@@ -121,12 +121,12 @@ class Topic:
 
     def add_waiter(self, call: Callable[[], None]) -> None:
         if self.waiters is None:
-            self.waiters = set()
-        self.waiters.add(call)
+            self.waiters = {}
+        self.waiters[call] = None
 
     def forget_waiter(self, call: Callable[[], None]) -> None:
         if self.waiters is not None:
-            self.waiters.discard(call)
+            self.waiters.pop(call, None)
 
     def wake(self) -> None:
         """Something new is visible: whoever waits for it looks again."""

@@ -239,7 +239,7 @@ _OPERATIONS: dict[str, dict[str, Any]] = {
         "body": RedriveRequest,
         "body_optional": True,
         "answers": {"200": _object(topic=_NAME, moved=_SEQ, unblocked=_SEQ, skipped=_SEQ, ready=_SEQ)},
-        "errors": ("404", "409", "413", "415"),
+        "errors": ("404", "409", "413", "415", "422"),
     },
     "list_leases": {
         "summary": "Jobs that are out or set aside.",

@@ -67,6 +67,13 @@ class WaitingClaim:
         if self._is_over:
             return
         try:
+            if self._topic.dropped:
+                raise TopicNotFound(f"topic {self._topic.name!r} was deleted")
+            if most == 0 and self._app.clock() >= self._deadline:
+                # What is there is the share of others.
+                self._stop()
+                self._answer(self._app.engine.jobs.nothing(self._topic))
+                return
             if most != 0 and self._claim(most):
                 return
             self._wait()
@@ -77,8 +84,6 @@ class WaitingClaim:
     def _claim(self, most: int | None = None) -> bool:
         """Tries; says whether the client has an answer on its way."""
         app = self._app
-        if self._topic.dropped:
-            raise TopicNotFound(f"topic {self._topic.name!r} was deleted")
         is_last = app.clock() >= self._deadline
         try:
             wanted = self.request.max if most is None else most
@@ -92,9 +97,16 @@ class WaitingClaim:
             app.end_turn()
         if commit.done and not commit.value().jobs and not is_last:
             return False
-        self._stop()
-        app.when_done(self._exchange, commit, self._answer)
+        app.when_done(self._exchange, commit, self._on_claimed)
         return True
+
+    def _on_claimed(self, result: Claim) -> None:
+        if not result.jobs and self._app.clock() < self._deadline and not self._is_over:
+            # It has only put poison aside.
+            self._wait()
+            return
+        self._stop()
+        self._answer(result)
 
     def _answer(self, result: Claim) -> None:
         self._exchange.send(200, _rendered(self._topic.name, result, self._exchange.elapsed_ms()))
@@ -188,7 +200,7 @@ class Cohorts:
         available = 0
         if not topic.dropped:
             self._app.engine.settle(topic)
-            available = self._app.engine.jobs.state(topic).ready
+            available = max(self._app.engine.jobs.available(topic), 0)
         wanted = [min(claim.request.max, self._app.limits.max_claim) for claim in cohort]
         for claim, share in zip(cohort, shares(wanted, available), strict=True):
             claim.begin(share)
@@ -331,7 +343,7 @@ class Work:
         queue = self._topic.queue
         assert queue is not None
         self._leases = {lease for lease in self._leases if lease in queue.leases}
-        return sum(len(queue.leases[lease]) for lease in self._leases)
+        return self._app.engine.jobs.held_by(self._topic, self._leases)
 
     def _fill(self) -> None:
         """Leases and pushes until the worker has all that it can hold; then waits until that changes."""
@@ -339,11 +351,12 @@ class Work:
             return
         self._leave()
         app = self._app
+        if self._topic.dropped:
+            self.fail(TopicNotFound(f"topic {self._topic.name!r} was deleted"))
+            return
         room = self._most - self._held()
         if room > 0 and not self._outlet.is_full:
             try:
-                if self._topic.dropped:
-                    raise TopicNotFound(f"topic {self._topic.name!r} was deleted")
                 commit = app.engine.jobs.claim(self._topic.name, self._node, room, self._lease_ms)
             except _CAPS:
                 pass
@@ -366,7 +379,9 @@ class Work:
         except TopicsError as error:
             self.fail(error)
             return
-        assert result.lease_id is not None
+        if result.lease_id is None:
+            self._wait()
+            return
         self._leases.add(result.lease_id)
         if self._is_over:
             self._release()
