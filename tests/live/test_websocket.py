@@ -94,18 +94,25 @@ def test_a_handshake_that_is_none_is_400(server: LocalServer, opened: ExitStack,
 
 
 @pytest.mark.parametrize(
-    ("origin", "status"),
+    ("host", "origin", "status"),
     [
-        ("http://test", 101),
-        ("https://test", 101),
-        ("http://evil.example", 403),
-        ("http://test.evil.example", 403),
-        ("http://test:81", 403),
-        ("null", 403),
+        ("127.0.0.1:4000", "http://127.0.0.1:4000", 101),
+        ("localhost:4000", "https://localhost:4000", 101),
+        ("[::1]:4000", "http://[::1]:4000", 101),
+        ("localhost:4000", "http://evil.example", 403),
+        ("localhost:4000", "http://localhost.evil.example:4000", 403),
+        ("localhost:4000", "http://localhost:81", 403),
+        ("localhost:4000", "null", 403),
+        # A name of theirs that resolves to this machine.
+        ("evil.example:4000", "http://evil.example:4000", 403),
     ],
 )
-def test_without_keys_only_our_own_pages_may_connect(connect: Connect, origin: str, status: int) -> None:
-    assert connect(f"origin: {origin}").status == status
+def test_without_keys_only_our_own_pages_may_connect(
+    server: LocalServer, opened: ExitStack, host: str, origin: str, status: int
+) -> None:
+    wire = opened.enter_context(Wire(server.port))
+    wire.send(request("GET", "/v0/ws", None, *UPGRADE, f"origin: {origin}", host=host))
+    assert wire.read_head()[0] == status
 
 
 def test_an_upgrade_to_a_websocket_elsewhere_is_a_request_like_any_other(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,6 +19,7 @@ from topics.http.auth import Scope
 from topics.http.exchange import Exchange
 from topics.http.following import Rendering, Stream
 from topics.http.messages import WatchRequest
+from topics.http.settings import is_loopback
 from topics.http.watch import begin, describe, wishes_of
 
 if TYPE_CHECKING:
@@ -89,8 +91,11 @@ def open_(app: App, exchange: Exchange, _: str) -> None:
 def _check_origin(app: App, exchange: Exchange) -> None:
     """Without keys every page that a browser shows could connect to a server on the same machine: only our own may."""
     origin = exchange.header(b"origin")
-    host = exchange.header(b"host")
-    if origin is not None and not app.keys.is_on and origin.partition("://")[2] != host:
+    if origin is None or app.keys.is_on:
+        return
+    # A name that is not ours may resolve to this machine: such a page is from elsewhere, whatever its Host says.
+    is_ours = is_loopback(urlsplit(origin).hostname or "") or app.settings.allow_insecure_no_auth
+    if origin.partition("://")[2] != exchange.header(b"host") or not is_ours:
         raise Forbidden(f"a page of {origin:.200} may not connect to a server without keys")
 
 
