@@ -148,6 +148,7 @@ class _Plan:
         self._queue = queue = topic.queue
         self._config = config = topic.config
         self._again: list[int] = []
+        self._seen: set[int] = set()
         self._cursor = queue.cursor
         self.taken: list[int] = []
         self.poison: list[int] = []
@@ -187,7 +188,12 @@ class _Plan:
 
     def _take_one(self) -> bool:
         queue = self._queue
-        again, fresh = queue.peek_again(), queue.next_fresh(self._cursor, self._topic.next_seq)
+        again = queue.peek_again()
+        while again is not None and again in self._seen:
+            # It stands in line more than once: it expired, and was given back after that.
+            queue.take_again()
+            again = queue.peek_again()
+        fresh = queue.next_fresh(self._cursor, self._topic.next_seq)
         seq = again if again is not None else fresh
         if self._config.ordering_required and again is not None and fresh is not None:
             seq = min(again, fresh)
@@ -199,6 +205,7 @@ class _Plan:
         if seq == again:
             queue.take_again()
             self._again.append(seq)
+            self._seen.add(seq)
             if self._is_poison(queue.jobs[seq]):
                 self.poison.append(seq)
                 # Where the order counts, a job that is set aside stops the line.
@@ -551,6 +558,8 @@ class Jobs:
         engine.check_topic_room(len(new))
         for name, records in copies.items():
             found = engine.staged_topic(name)
+            if found is not None:
+                engine.settle(found)
             config = found.staged_config if found is not None else resolve(_DEAD_LETTER, None, name)
             counts = (
                 (found.count + found.pending_count, found.bytes + found.pending_bytes) if found is not None else (0, 0)
@@ -627,7 +636,12 @@ class Jobs:
         unblock: dict[str, list[int]] = {}
         try:
             for seq in sorted([*plan.taken, *plan.poison]):
-                record = self._record(topic, seq)
+                try:
+                    record = self._record(topic, seq)
+                except LostRange as lost:
+                    engine.lose(topic, lost)
+                    skipped += 1
+                    continue
                 origin, src_seq = _origin(record)
                 dest = to or origin
                 if dest is None or dest == name or engine.staged_topic(dest) is None or (may and not may(dest)):
@@ -661,10 +675,15 @@ class Jobs:
         topic = self._engine.state.by_name.get(origin or "")
         if topic is None or topic.queue is None or src_seq is None:
             return None
+        self._engine.settle(topic)
         job = topic.queue.jobs.get(src_seq)
         if job is None or not job.is_blocked or not job.is_copied:
             return None
-        original = self._record(topic, src_seq)
+        try:
+            original = self._record(topic, src_seq)
+        except LostRange as lost:
+            self._engine.lose(topic, lost)
+            return None
         is_same = bytes(original.data) == bytes(copy.data) and original.tag == copy.tag
         return src_seq if is_same else None
 

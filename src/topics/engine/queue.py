@@ -59,6 +59,7 @@ def runs_of(seqs: Iterable[int]) -> list[int]:
         if runs and runs[-2] + runs[-1] == seq:
             runs[-1] += 1
         else:
+            assert not runs or seq > runs[-2] + runs[-1], "each job once, in order"
             runs += (seq, 1)
     return runs
 
