@@ -9,6 +9,8 @@ LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 UV ?= .tools/bin/uv
 ARGS ?=
+# Tests that want the machine for themselves.
+ALONE := tests/spark tests/live_clients
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -21,8 +23,15 @@ setup: $(READY) ## Create .venv with the locked versions (a no-op when up to dat
 	@:
 
 test: lint ## Check format, lint and types, then run the tests (ARGS="-k name")
+ifeq ($(ARGS),)
 	@echo "== pytest"
-	@$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(PY) -m pytest -n 2 $(addprefix --ignore=,$(ALONE))
+	@echo "== pytest: Spark and a browser"
+	@$(PY) -m pytest $(ALONE)
+else
+	@echo "== pytest"
+	@$(PY) -m pytest -n 2 $(ARGS)
+endif
 
 lint: $(READY) ## Check format, lint and types
 	@echo "== ruff format --check"

@@ -24,17 +24,9 @@ from selenium.webdriver.chrome.service import Service
 from tests.http.server import DEADLINE, Child, child, write
 
 _numbers = itertools.count(1)
-_FOLDER = Path(__file__).parent
 _STREAMS = (b"GET /v0/watch/", b"GET /v0/ws")
 # Closing with this sends a reset instead of an end.
 _RESET = struct.pack("ii", 1, 0)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All on one worker: they share a browser."""
-    for item in items:
-        if item.path.is_relative_to(_FOLDER):
-            item.add_marker(pytest.mark.xdist_group("live_clients"))
 
 
 def need(commands: Sequence[str], packages: Sequence[str]) -> None:

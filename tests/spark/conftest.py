@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -20,15 +19,6 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 from pyspark.sql import SparkSession
-
-_FOLDER = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All on one worker: a second Spark would cost more than it brings."""
-    for item in items:
-        if item.path.is_relative_to(_FOLDER):
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 def need_java() -> None:
