@@ -113,23 +113,28 @@ class WaitingClaim:
 
     def _wait(self) -> None:
         """Until something may be ready: a record, an ack, a nack, or time."""
-        app, topic = self._app, self._topic
-        assert topic.queue is not None
-        now = app.clock()
-        if now >= self._deadline:
+        app = self._app
+        if app.clock() >= self._deadline:
             # It had a share of nothing.
             if not self._claim():
                 raise AssertionError("at its end a claim is answered")
             return
-        pause = min(self._deadline - now, _LONGEST_LOOK)
+        self._line_up()
+        self._exchange.hurry = self._on_hurry
+        app.readings.add(self._on_hurry)
+
+    def _line_up(self) -> None:
+        app, topic = self._app, self._topic
+        assert topic.queue is not None
+        pause = min(self._deadline - app.clock(), _LONGEST_LOOK)
         moment = topic.queue.next_change()
         if moment is not None:
             pause = min(pause, max(moment - app.engine.time.now(), 0) / 1000 + 0.001)
         topic.add_waiter(self._on_change)
         topic.queue.waiters[self._on_change] = None
-        self._timer = app.loop.call_later(pause, self._on_time)
-        self._exchange.hurry = self._on_hurry
-        app.readings.add(self._on_hurry)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = app.loop.call_later(max(pause, 0.0), self._on_time)
 
     def _on_change(self) -> None:
         """Something may be ready; somebody before it in the line may have taken it already."""
@@ -138,8 +143,7 @@ class WaitingClaim:
         topic = self._topic
         assert topic.queue is not None
         if not topic.dropped and not self._app.engine.jobs.has_ready(topic) and self._app.clock() < self._deadline:
-            topic.add_waiter(self._on_change)
-            topic.queue.waiters[self._on_change] = None
+            self._line_up()
             return
         self._leave()
         self.begin()
