@@ -560,7 +560,7 @@ class Jobs:
             found = engine.staged_topic(name)
             if found is not None:
                 engine.settle(found)
-            config = found.staged_config if found is not None else resolve(_DEAD_LETTER, None, name)
+            config = found.staged_config if found is not None else resolve(_dead_letter_of(topic), None, name)
             counts = (
                 (found.count + found.pending_count, found.bytes + found.pending_bytes) if found is not None else (0, 0)
             )
@@ -572,7 +572,7 @@ class Jobs:
         for name, records in copies.items():
             dest = engine.staged_topic(name)
             if dest is None:
-                dest, event = engine.stage_topic(name, resolve(_DEAD_LETTER, None, name))
+                dest, event = engine.stage_topic(name, resolve(_dead_letter_of(topic), None, name))
                 created.append(dest)
                 events.append(event)
             own = appender.assign(dest, records, None, now)
@@ -719,7 +719,9 @@ class Jobs:
         return listed, len(out)
 
 
-_DEAD_LETTER = ConfigPatch(type="queue")
+def _dead_letter_of(topic: Topic) -> ConfigPatch:
+    """A dead-letter topic that does not exist is made: a queue, as durable as the one that its jobs come from."""
+    return ConfigPatch(type="queue", durability=topic.config.durability)
 
 
 def _lease(seq: int, job: Job) -> Lease:
