@@ -464,7 +464,8 @@ class Model:
         self.topics: dict[str, Topic] = {}
         self.time = 0
         self.txns: dict[str, Txn] = {}
-        self.ended_txns: set[str] = set()
+        # What a transaction became, if it was committed.
+        self.ended_txns: dict[str, dict[str, Appended] | None] = {}
         self.committed: dict[str, tuple[int, dict[str, Appended]]] = {}
         self._txn_timeout_ms = txn_timeout_ms
 
@@ -584,6 +585,9 @@ class Model:
             if client[1] == last:
                 self._end(txn_id)
                 return results, True
+        ended = self.ended_txns.get(txn_id)
+        if ended is not None and client is None:
+            return ended, True
         if txn_id not in self.txns and (parts or client is None):
             raise Refused("txn_not_found")
         txn = self.txns.get(txn_id, Txn(self.time))
@@ -607,7 +611,7 @@ class Model:
             topic.is_durable()
         if client is not None:
             self.committed[client[0]] = (client[1], results)
-        self._end(txn_id)
+        self._end(txn_id, results)
         return results, False
 
     def _check_target(self, name: str, epoch: int | None, items: Sequence[Item]) -> None:
@@ -628,9 +632,9 @@ class Model:
             if self.time - txn.last_used > self._txn_timeout_ms:
                 self._end(txn_id)
 
-    def _end(self, txn_id: str) -> None:
+    def _end(self, txn_id: str, results: dict[str, Appended] | None = None) -> None:
         if self.txns.pop(txn_id, None) is not None:
-            self.ended_txns.add(txn_id)
+            self.ended_txns[txn_id] = results
 
     def restart(self) -> None:
         """Spools do not survive; nor does the memory of which ids have ended."""

@@ -101,7 +101,10 @@ def test_every_operation_on_what_exists_answers_as_documented(
     for name in case.path_parameters:
         case.path_parameters[name] = SEEDED if name == "topic" else txn
     _bound_wait(case)
-    case.call_and_validate(base_url=server.url, session=session, checks=CHECKS, timeout=20)
+    try:
+        case.call_and_validate(base_url=server.url, session=session, checks=CHECKS, timeout=20)
+    finally:
+        session.post(f"{server.url}/v0/txns/{txn}/abort", timeout=20)
 
 
 def _bound_wait(case: schemathesis.Case[Any]) -> None:
