@@ -92,18 +92,20 @@ class Diff(msgspec.Struct, kw_only=True):
 
     def to_buffers(self, performance: bytes) -> list[bytes | memoryview]:
         """The same as it stands in memory: what is written from here is not copied before the kernel does."""
-        tail = _encode_json(
-            {
-                "next_from_seq": self.next_from_seq,
-                "head_seq": self.head_seq,
-                "earliest_seq": self.earliest_seq,
-                "caught_up": self.caught_up,
-                "tombstone": self.tombstone,
-                "lag": self.lag,
-            }
-        )
         head = b'{"topic":"%b","epoch":%d,"records":[' % (self.topic.encode(), self.epoch)
-        end = b"]," + tail[1:-1] + b',"performance":' + performance + b"}"
+        end = (
+            b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
+            b'"performance":%b}'
+            % (
+                self.next_from_seq,
+                self.head_seq,
+                self.earliest_seq,
+                b"true" if self.next_from_seq == self.head_seq else b"false",
+                b"null" if self.tombstone is None else _encode_json(self.tombstone),
+                self.head_seq - self.next_from_seq,
+                performance,
+            )
+        )
         if len(self.parts) <= _MAX_BUFFERS:
             buffers: list[bytes | memoryview] = [head]
             for part in self.parts:

@@ -489,6 +489,22 @@ class HttpProtocol(asyncio.Protocol):
             return
         parts = body if isinstance(body, list) else [body]
         length = sum(map(len, parts))
+        if (
+            not headers
+            and not head.accepts_gzip
+            and len(line) == 1
+            and line[0] is exchange
+            and not self._waiting
+            and not self._closing
+            and not self._owes_continue
+            and not head.is_old
+            and head.method != "HEAD"
+            and self.transport is not None
+        ):
+            # Large, and alone.
+            line.clear()
+            self.transport.writelines([_HEADS[status] % (content_type, length), *parts])
+            return
         if head.accepts_gzip and length >= GZIP_FROM:
             packed = gzip(b"".join(parts))
             parts, length = [packed], len(packed)

@@ -8,8 +8,14 @@ import msgspec
 
 from topics.core.check import check_text
 from topics.core.errors import TopicNotFound
-from topics.core.limits import MAX_IDEMPOTENCY_KEY, MAX_WAIT_MS
-from topics.core.records import AnyWrite, decode_write
+from topics.core.limits import (
+    DEFAULT_DIFF_BYTES,
+    DEFAULT_DIFF_LIMIT,
+    MAX_DIFF_BYTES,
+    MAX_IDEMPOTENCY_KEY,
+    MAX_WAIT_MS,
+)
+from topics.core.records import AnyWrite, decode_json, decode_write
 from topics.core.selector import parse_selector
 from topics.engine.append import WriteResult
 from topics.engine.engine import DeleteResult, effective_priority
@@ -85,19 +91,37 @@ def _write(app: App, exchange: Exchange, name: str, request: AnyWrite, return_se
 
 
 def diff(app: App, exchange: Exchange, name: str) -> None:
-    request: DiffRequest = app.body_of(exchange, _decode_diff, empty=_NO_DIFF)
-    as_arrow = arrow.is_accepted(exchange.headers.get(b"accept"))
-    app.pressure.check()
-    limits = arrow.wide(app.limits) if as_arrow else app.limits
+    headers = exchange.headers
+    if headers.get(b"content-type") == JSON and exchange.body and b"content-encoding" not in headers:
+        request: DiffRequest = decode_json(exchange.body, _decode_diff, app.limits)
+    else:
+        request = app.body_of(exchange, _decode_diff, empty=_NO_DIFF)
+    as_arrow = arrow.is_accepted(headers.get(b"accept"))
+    if app.pressure.level:
+        app.pressure.check()
+    query = _query_of(app, request, as_arrow)
+    reading = Reading(app, exchange, name, query, as_arrow)
+    reading.read(request.wait_ms)
+
+
+def _query_of(app: App, request: DiffRequest, as_arrow: bool) -> Query:
+    if not as_arrow and request.node is None and request.match is None:
+        # The usual case, flat: the decoder has checked what there is.
+        return Query(
+            from_seq=request.from_seq,
+            to_seq=request.to_seq,
+            limit=min(request.limit or DEFAULT_DIFF_LIMIT, app.limits.max_limit),
+            include_tags=request.include_tags,
+            include_meta=request.include_meta,
+            max_bytes=min(request.max_bytes or DEFAULT_DIFF_BYTES, MAX_DIFF_BYTES),
+            epoch=request.epoch,
+        )
     query = make_query(
-        limits,
+        arrow.wide(app.limits) if as_arrow else app.limits,
         *(request.from_seq, request.to_seq, request.limit, request.node, request.match),
         *(request.include_tags, request.include_meta, request.max_bytes, request.epoch),
     )
-    if as_arrow:
-        query = msgspec.structs.replace(query, max_bytes=arrow.budget(request.max_bytes))
-    reading = Reading(app, exchange, name, query, as_arrow)
-    reading.read(request.wait_ms)
+    return msgspec.structs.replace(query, max_bytes=arrow.budget(request.max_bytes)) if as_arrow else query
 
 
 class Reading:
