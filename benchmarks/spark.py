@@ -17,7 +17,7 @@ from benchmarks.servers import need, topics_server
 _RECORDS = int(os.environ.get("BENCH_RECORDS", "10000000"))
 _PER_TRIGGER = 2_000_000
 _PER_PARTITION = 500_000
-_TURNS = 2
+_TURNS = 3
 
 
 def run(directory: Path) -> list[Figure]:
