@@ -21,7 +21,7 @@ from topics.http.messages import (
     RedriveRequest,
     UnblockRequest,
 )
-from topics.http.watch import EVENT_STREAM, STREAM_HEADERS, need_event_stream
+from topics.http.watch import EVENT_STREAM, STREAM_HEADERS, need_event_stream, on_lines
 
 _decode_claim = msgspec.json.Decoder(ClaimRequest)
 _decode_holder = msgspec.json.Decoder(HolderRequest)
@@ -392,8 +392,7 @@ class Work:
             return
         for job in result.jobs:
             seq = msgspec.json.decode(job, type=_Seq).seq
-            data = job.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\ndata: ")
-            self._outlet.write(b"id: %d\nevent: job\ndata: %b\n\n" % (seq, data))
+            self._outlet.write(b"id: %d\nevent: job\ndata: %b\n\n" % (seq, on_lines(job)))
         self._sent_at = self._app.clock()
         self._fill()
 

@@ -216,7 +216,7 @@ class Events:
             data = b'{"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (
                 *(topic.encode(), rendering.records, rendering.from_seq, rendering.to_seq, rendering.head_seq),
             )
-            data = _on_lines(data)
+            data = on_lines(data)
             framed = rendering.framed[form] = self._event(b"record", data) if form == "event" else data
         return framed if form == "event" else self._event(b"record", framed)
 
@@ -237,7 +237,7 @@ class Events:
         return self._event(b"error", _encode(fields))
 
 
-def _on_lines(data: bytes) -> bytes:
+def on_lines(data: bytes) -> bytes:
     """Line breaks can only be white space between JSON tokens; a field of an event is one line."""
     if b"\n" not in data and b"\r" not in data:
         return data
