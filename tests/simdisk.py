@@ -169,7 +169,7 @@ class SimFile:
         self._inode = inode
         self._closed = False
 
-    def writev(self, buffers: Sequence[bytes]) -> int:
+    def writev(self, buffers: Sequence[bytes | memoryview]) -> int:
         with self._disk._call("writev", self._name) as cut:
             self._check_open()
             if len(buffers) > IOV_MAX:

@@ -17,7 +17,7 @@ from topics.core.selector import Selector
 from topics.core.tombstone import Hole
 from topics.engine.dedupe import Appended, Written
 from topics.engine.queue import Lifecycle
-from topics.storage.frame import Frame
+from topics.storage.frame import Frame, Payload
 
 OPEN = 32  # the directory was opened: boot id and time
 CREATE = 33  # a topic instance begins
@@ -59,7 +59,7 @@ class Event(NamedTuple):
     epoch: int
     first: int
     last: int
-    payload: bytes = b""
+    payload: Payload = b""
 
 
 class Opened(msgspec.Struct, array_like=True):
@@ -99,6 +99,8 @@ class _BatchHead(msgspec.Struct, array_like=True, gc=False):
 
 _encode = msgspec.msgpack.Encoder().encode
 _LENGTH = struct.Struct("<I")
+# From here on, a copy costs more than one more piece.
+_LARGE = 1 << 16
 _decode_head = msgspec.msgpack.Decoder(_BatchHead).decode
 _decode_opened = msgspec.msgpack.Decoder(Opened).decode
 _decode_created = msgspec.msgpack.Decoder(Created).decode
@@ -128,7 +130,9 @@ def dropped(epoch: int) -> Event:
 def appended(epoch: int, batch: Batch) -> Event:
     metas = pack(batch.metas) if batch.metas is not None else None
     head = _encode(_BatchHead(batch.ts, pack(batch.lens), pack(batch.sizes), metas, batch.tags, batch.nodes))
-    return Event(APPEND, epoch, batch.first_seq, batch.last_seq, _LENGTH.pack(len(head)) + head + batch.body)
+    head = _LENGTH.pack(len(head)) + head
+    payload = head + batch.body if len(batch.body) < _LARGE else (head, batch.body)
+    return Event(APPEND, epoch, batch.first_seq, batch.last_seq, payload)
 
 
 def holed(epoch: int, hole: Hole) -> Event:

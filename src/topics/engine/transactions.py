@@ -325,7 +325,7 @@ class Transactions:
             pieces.append((topic, own))
             engine.appender.hold(topic, own)
             if topic.staged_config.durability != "ephemeral":
-                events.extend(_log(topic, piece) for piece in own)
+                events.extend(event_of(topic, piece) for piece in own)
         if client is not None:
             events.append(frames.committed(Committed(*client, results)))
 
@@ -527,14 +527,6 @@ def _appended(pieces: Sequence[Batch | Hole]) -> Appended:
         for piece in pieces:
             starts.extend([piece.first] if isinstance(piece, Hole) else range(piece.first_seq, piece.last_seq + 1))
     return Appended(_first_seq(pieces[0]), _last_seq(pieces[-1]), count, starts)
-
-
-def _log(topic: Topic, piece: Batch | Hole) -> Event:
-    """The frame of a piece. Its records stand in there: a large transaction has no room for them twice."""
-    event = event_of(topic, piece)
-    if isinstance(piece, Batch):
-        piece.body = memoryview(event.payload)[-len(piece.body) :]
-    return event
 
 
 def _first_seq(piece: Batch | Hole) -> int:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 _MAGIC = 0x7C54
 _VERSION = 1
@@ -20,6 +20,10 @@ _CHECK = struct.Struct("<I")
 HEADER = _FIELDS.size + _CHECK.size
 _MAGIC_BYTES = struct.pack("<HB", _MAGIC, _VERSION)
 MAX_PAYLOAD = 2**32 - 1
+
+# What a frame carries, whole or in the pieces of which it is made.
+Buffer = bytes | memoryview
+Payload = bytes | tuple[Buffer, ...]
 
 # Positions in numbered files, as one number that grows over files: 1 TiB a file is out of reach.
 _POSITION_BITS = 40
@@ -58,11 +62,26 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     checksum: int
 
 
-def encode(at: int, kind: int, epoch: int, first: int, last: int, payload: bytes) -> bytes:
+def encode(at: int, kind: int, epoch: int, first: int, last: int, payload: Payload) -> bytes:
     """The header of a frame that will stand at `at`, to be followed by its payload."""
-    assert len(payload) <= MAX_PAYLOAD
-    fields = _FIELDS.pack(_MAGIC, _VERSION, kind, len(payload), epoch, first, last, xxh3_64_intdigest(payload))
+    if isinstance(payload, tuple):
+        length, checksum = length_of(payload), _checksum(payload)
+    else:
+        length, checksum = len(payload), xxh3_64_intdigest(payload)
+    assert length <= MAX_PAYLOAD
+    fields = _FIELDS.pack(_MAGIC, _VERSION, kind, length, epoch, first, last, checksum)
     return fields + _CHECK.pack(xxh3_64_intdigest(fields, at) & 0xFFFFFFFF)
+
+
+def length_of(payload: Payload) -> int:
+    return sum(map(len, payload)) if isinstance(payload, tuple) else len(payload)
+
+
+def _checksum(pieces: tuple[Buffer, ...]) -> int:
+    digest = xxh3_64()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.intdigest()
 
 
 def decode_header(data: bytes | memoryview, at: int) -> Header | None:

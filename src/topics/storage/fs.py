@@ -19,7 +19,7 @@ _IOV_MAX = 1024
 class File(Protocol):
     """An open file. Writes always go to its end; reads name their offset."""
 
-    def writev(self, buffers: Sequence[bytes]) -> int:
+    def writev(self, buffers: Sequence[bytes | memoryview]) -> int:
         """Appends, and says how many bytes were taken: possibly fewer than given."""
         ...
 
@@ -80,7 +80,7 @@ class FileSystem(Protocol):
         ...
 
 
-def write_all(file: File, buffers: Iterable[bytes]) -> int:
+def write_all(file: File, buffers: Iterable[bytes | memoryview]) -> int:
     """Appends every buffer whole, going on after short writes; returns the bytes written."""
     pending = [buffer for buffer in buffers if buffer]
     total = 0
@@ -130,7 +130,7 @@ class OsFile:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def writev(self, buffers: Sequence[bytes]) -> int:
+    def writev(self, buffers: Sequence[bytes | memoryview]) -> int:
         if len(buffers) == 1:
             return os.write(self._fd, buffers[0])
         return os.writev(self._fd, buffers)

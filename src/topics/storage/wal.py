@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Sequence
 
 from topics.storage import frame
-from topics.storage.frame import HEADER, Damage, Frame, position
+from topics.storage.frame import HEADER, Buffer, Damage, Frame, Payload, length_of, position
 from topics.storage.fs import File, FileSystem, read_file, write_all
 
 DIRECTORY = "wal"
@@ -36,7 +36,7 @@ class Wal:
 
     def __init__(self, fs: FileSystem, number: int) -> None:
         self._fs = fs
-        self._buffer: list[bytes] = []
+        self._buffer: list[Buffer] = []
         self.bytes_written = 0
         self._use(self._begin(number), number)
 
@@ -59,14 +59,16 @@ class Wal:
         self.number = number
         self.staged = self.written = self.synced = self._marked = position(number, HEADER)
 
-    def stage(self, kind: int, epoch: int, first: int, last: int, payload: bytes = b"") -> int:
+    def stage(self, kind: int, epoch: int, first: int, last: int, payload: Payload = b"") -> int:
         """Gives a frame its place behind all others; returns the place."""
         at = self.staged
         header = frame.encode(at, kind, epoch, first, last, payload)
         self._buffer.append(header)
-        if payload:
+        if isinstance(payload, tuple):
+            self._buffer += payload
+        elif payload:
             self._buffer.append(payload)
-        self.staged = at + HEADER + len(payload)
+        self.staged = at + HEADER + length_of(payload)
         return at
 
     @property
@@ -122,13 +124,16 @@ class Wal:
         self._file.close()
 
 
-def encode_group(parts: Sequence[tuple[int, int, int, int, bytes]]) -> bytes:
+def encode_group(parts: Sequence[tuple[int, int, int, int, Payload]]) -> Payload:
     """The payload of a group: frames that live or die together."""
-    buffers: list[bytes] = []
+    buffers: list[Buffer] = []
     for kind, epoch, first, last, payload in parts:
         buffers.append(frame.encode(0, kind, epoch, first, last, payload))
-        buffers.append(payload)
-    return b"".join(buffers)
+        if isinstance(payload, tuple):
+            buffers += payload
+        elif payload:
+            buffers.append(payload)
+    return tuple(buffers)
 
 
 def decode_group(group: Frame) -> list[Frame]:
