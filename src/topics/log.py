@@ -18,14 +18,16 @@ from topics.core.errors import InvalidRequest, TopicNotFound
 from topics.core.limits import MAX_WAIT_MS, Limits
 from topics.core.names import check_topic_name
 from topics.core.records import decode_write, encode_write
+from topics.core.routing import Remote, RouterPatch
 from topics.core.selector import parse_selector
 from topics.core.tombstone import Tombstone
 from topics.engine.append import WriteResult
 from topics.engine.commit import Commit
-from topics.engine.engine import DeleteResult, Deletes, Engine, Page, PutResult, TopicState
+from topics.engine.engine import DeleteResult, Deletes, Dropped, Engine, Page, PutResult, TopicState
 from topics.engine.options import Options
 from topics.engine.read import Diff, make_query
 from topics.engine.recovery import open_engine
+from topics.engine.routers import PutRouter, RouterView
 from topics.engine.syncer import InlineSyncer, Syncer, ThreadSyncer
 from topics.engine.topic import Topic
 from topics.engine.transactions import Part, Spooled, TxnResult, TxnState
@@ -84,18 +86,30 @@ class Log:
     def _commit(self, stage: Callable[[], Commit]) -> Any:
         """Runs a turn of its own and waits until what it staged is done: others that wait meanwhile share the sync."""
         with self._lock:
-            seen = self._signals
             self.engine.poll()
             commit = stage()
             self.engine.flush()
+        self._wait(commit)
+        return commit.value()
+
+    def _wait(self, commit: Commit) -> None:
+        with self._lock:
+            # Whoever ends it: this thread, another one, or the one that ticks.
+            commit.on_done(lambda _: self._wake())
         while not commit.done:
-            with self._signal:
-                while self._signals == seen:
-                    self._signal.wait()
-                seen = self._signals
+            seen = self._signals
             with self._lock:
                 self.engine.poll()
-        return commit.value()
+            with self._signal:
+                while self._signals == seen and not commit.done:
+                    self._signal.wait()
+
+    def _catch_up(self, topic: str) -> None:
+        """What routers bring is there before a read."""
+        with self._lock:
+            commit = self.engine.catch_up(topic)
+        if commit is not None:
+            self._wait(commit)
 
     # -- topics ----------------------------------------------------------------------------------------------------
 
@@ -109,6 +123,7 @@ class Log:
         """A topic's watermarks, counts and configuration; `touch=False` leaves its recency clock alone."""
         check_topic_name(topic)
         check_flag("touch", touch)
+        self._catch_up(topic)
         with self._lock:
             return self.engine.get(topic, touch)
 
@@ -118,8 +133,8 @@ class Log:
 
     def drop(self, topic: str, *, if_empty: bool = False) -> bool:
         """Deletes a topic with everything in it; says whether there was one."""
-        existed: bool = self._commit(lambda: self.engine.drop(topic, if_empty))
-        return existed
+        result: Dropped = self._commit(lambda: self.engine.drop(topic, if_empty))
+        return result.deleted
 
     # -- records ---------------------------------------------------------------------------------------------------
 
@@ -162,6 +177,7 @@ class Log:
             self._limits, from_seq, to_seq, limit, node, match, include_tags, include_meta, max_bytes, epoch
         )
         waiting_on: Topic | None = None
+        self._catch_up(topic)
         while True:
             changed = threading.Event()
             with self._lock:
@@ -195,6 +211,7 @@ class Log:
     def seek(self, topic: str, ts: int) -> int:
         """The cursor from which a read starts with the first record that is not older than `ts`."""
         check_topic_name(topic)
+        self._catch_up(topic)
         with self._lock:
             return self.engine.seek(topic, ts)
 
@@ -204,6 +221,7 @@ class Log:
         """Deletes records for good: every seq below `before_seq`, or by tag, or both."""
         check_topic_name(topic)
         selector = parse_selector(match) if match is not None else None
+        self._catch_up(topic)
         result: DeleteResult = self._commit(lambda: self.engine.delete(topic, before_seq, selector, purpose))
         return result
 
@@ -211,6 +229,36 @@ class Log:
         check_topic_name(topic)
         with self._lock:
             return self.engine.deletes(topic, after)
+
+    # -- routers ---------------------------------------------------------------------------------------------------
+
+    def route(self, router: str, **fields: Any) -> PutRouter:
+        """Creates a router from `source` to `dest`, or changes the given fields of one."""
+        try:
+            patch = msgspec.convert(fields, RouterPatch)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(explain(error)) from None
+        if isinstance(patch.source, Remote) or isinstance(patch.dest, Remote):
+            raise InvalidRequest("source and dest must be topics of this log: routers between servers need a server")
+        result: PutRouter = self._commit(lambda: self.engine.routers.put(router, patch))
+        return result
+
+    def router(self, router: str) -> RouterView:
+        """How far a router is."""
+        with self._lock:
+            home = self.engine.routers.find(router).home.name
+        self._catch_up(home)
+        with self._lock:
+            return self.engine.routers.view(self.engine.routers.find(router))
+
+    def routers(self) -> list[RouterView]:
+        with self._lock:
+            return [self.engine.routers.view(each) for each in self.engine.routers.named()]
+
+    def unroute(self, router: str) -> bool:
+        """Ends a router; says whether there was one."""
+        existed: bool = self._commit(lambda: self.engine.routers.delete(router))
+        return existed
 
     # -- transactions ----------------------------------------------------------------------------------------------
 

@@ -52,6 +52,16 @@ class TopicNotFound(TopicsError):
     status = 404
 
 
+class RouterNotFound(TopicsError):
+    code = "router_not_found"
+    status = 404
+
+
+class RouterCycle(TopicsError):
+    code = "router_cycle"
+    status = 409
+
+
 class NotAQueue(TopicsError):
     code = "not_a_queue"
     status = 409

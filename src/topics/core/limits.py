@@ -21,6 +21,8 @@ DEFAULT_DIFF_LIMIT = 256
 DEFAULT_DIFF_BYTES = 1 << 20
 MAX_DIFF_BYTES = 8 << 20
 MAX_PAGE_SIZE = 1000
+# What a record has been through: some 2,000 topics.
+MAX_VIA = 64 << 10
 MAX_WAIT_MS = 30_000
 # Seqs are reserved this far ahead: after a crash a hole may contain as many that were never assigned.
 RESERVE_AHEAD = 1024
@@ -45,6 +47,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_sse_connections_per_key: Annotated[int, Meta(description="Streams of one key at a time; 0 is off.")] = 1000
     max_clients_per_topic: Annotated[int, Meta(description="Strict producers per topic.")] = 100_000
     max_topics: Annotated[int, Meta(description="Topics; 0 is off.")] = 100_000
+    max_routers: Annotated[int, Meta(description="Routers; 0 is off.")] = 10_000
     max_total_bytes: Annotated[int, Meta(description="Live bytes over all topics; 0 is off.")] = 0
     max_inflight_per_key: Annotated[int, Meta(description="Requests of one key at a time; 0 is off.")] = 1000
     max_txns: Annotated[int, Meta(description="Open transactions; 0 is off.")] = 1000

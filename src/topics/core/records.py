@@ -27,6 +27,7 @@ from topics.core.limits import (
     MAX_IDEMPOTENCY_KEY,
     MAX_INTEGER,
     MAX_META_KEYS,
+    MAX_VIA,
     Limits,
 )
 from topics.core.tombstone import Hole, HoleReason
@@ -49,6 +50,7 @@ class PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     meta: ClassVar[Raw] = _NOTHING
     client_seq: ClassVar[None] = None
     hole: ClassVar[None] = None
+    via: ClassVar[None] = None
 
 
 class RecordIn(msgspec.Struct, gc=False):
@@ -61,6 +63,8 @@ class RecordIn(msgspec.Struct, gc=False):
     client_seq: int | None = None
     hole: int | None = None
     reason: str | None = None
+    # What a router of another server says that it has been through.
+    via: str | None = None
 
 
 Record = PlainRecord | RecordIn
@@ -106,6 +110,8 @@ class Batch(msgspec.Struct, gc=False):
     nodes: list[str | None] | None
     body: bytes | memoryview
     size: int
+    # The topics that a router's copies have been through.
+    vias: list[str | None] | None = None
 
     @property
     def last_seq(self) -> int:
@@ -215,6 +221,8 @@ def check_write(write: Write, limits: Limits) -> None:
             raise InvalidRequest(f"records[{index}].data is required")
         if record.tag is not None and len(record.tag.encode()) > limits.max_tag_bytes:
             raise InvalidRequest(f"records[{index}].tag has more than TOPICS_MAX_TAG_BYTES {limits.max_tag_bytes}")
+        if record.via is not None and not (record.via.isascii() and 0 < len(record.via) <= MAX_VIA):
+            raise InvalidRequest(f"records[{index}].via must be 1 to {MAX_VIA} ASCII characters")
         if record.node is not None:
             check_node(record.node, f"records[{index}].node", limits)
         meta = record.meta
@@ -409,6 +417,7 @@ def _render_rich(records: Sequence[Record], node: str | None, first_seq: int, ts
         nodes if any(each is not None for each in nodes) else None,
         b"".join(parts),
         sum(sizes),
+        [record.via for record in records] if any([record.via for record in records]) else None,
     )
 
 
@@ -421,19 +430,51 @@ def split(batch: Batch, target: int) -> Iterator[Batch]:
     begin = offset = 0
     while begin < len(ends):
         stop = max(bisect_right(ends, offset + target, begin), begin + 1)
-        part = slice(begin, stop)
-        yield Batch(
-            batch.first_seq + begin,
-            batch.ts,
-            batch.lens[part],
-            batch.sizes[part],
-            batch.metas[part] if batch.metas is not None else None,
-            batch.tags[part] if batch.tags is not None else None,
-            batch.nodes[part] if batch.nodes is not None else None,
-            batch.body[offset : ends[stop - 1]],
-            sum(batch.sizes[part]),
-        )
+        yield _cut(batch, begin, stop, offset, ends[stop - 1])
         begin, offset = stop, ends[stop - 1]
+
+
+def part_of(batch: Batch, start: int, stop: int) -> Batch:
+    """Some of the records, by their place in the run."""
+    if start == 0 and stop == len(batch.lens):
+        return batch
+    offset = sum(batch.lens[:start])
+    return _cut(batch, start, stop, offset, offset + sum(batch.lens[start:stop]))
+
+
+def _cut(batch: Batch, start: int, stop: int, offset: int, end: int) -> Batch:
+    part = slice(start, stop)
+    return Batch(
+        batch.first_seq + start,
+        batch.ts,
+        batch.lens[part],
+        batch.sizes[part],
+        batch.metas[part] if batch.metas is not None else None,
+        batch.tags[part] if batch.tags is not None else None,
+        batch.nodes[part] if batch.nodes is not None else None,
+        batch.body[offset:end],
+        sum(batch.sizes[part]),
+        batch.vias[part] if batch.vias is not None else None,
+    )
+
+
+def contents(batch: Batch) -> list[tuple[bytes, bytes]]:
+    """`data` and `meta` of every record, as they were sent; an absent meta is empty."""
+    body = batch.body
+    found: list[tuple[bytes, bytes]] = []
+    end = 0
+    for index, length in enumerate(batch.lens):
+        end += length
+        size = batch.sizes[index]
+        meta = batch.metas[index] if batch.metas is not None else 0
+        # Behind them stand a brace and a comma.
+        stop = end - 2
+        if meta:
+            data_stop = stop - meta - len(META_KEY)
+            found.append((bytes(body[data_stop - (size - meta) : data_stop]), bytes(body[stop - meta : stop])))
+        else:
+            found.append((bytes(body[stop - size : stop]), b""))
+    return found
 
 
 def pack(numbers: Sequence[int]) -> bytes:

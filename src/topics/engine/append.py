@@ -74,6 +74,8 @@ class Appender:
         self._limits = limits
         self._committer = committer
         self._settle = settle
+        # Hears of sources that have something new for their routers.
+        self.on_published: Callable[[Topic], None] | None = None
 
     def write(self, topic: Topic, write: AnyWrite, now: int, created: bool = False) -> Commit:
         if write.idempotency_key is not None or write.client_id is not None:
@@ -221,6 +223,9 @@ class Appender:
 
     def publish_pieces(self, topic: Topic, pieces: Sequence[Batch | Hole]) -> None:
         """Makes assigned records visible and lets retention act, in the order in which a replay does."""
+        if topic.outlets and self.on_published is not None:
+            topic.outgoing.extend(pieces)
+            self.on_published(topic)
         for piece in pieces:
             if isinstance(piece, Hole):
                 topic.add_hole(piece)

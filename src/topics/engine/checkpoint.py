@@ -7,7 +7,7 @@ log; recovery replays a topic's events only from there. Two checkpoints are kept
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import msgspec
 
@@ -20,6 +20,7 @@ from topics.engine.commit import Committer
 from topics.engine.dedupe import Appended, Producer
 from topics.engine.deletion import PastDelete
 from topics.engine.extent import Dead, Extent, ExtentState
+from topics.engine.frames import RouterState
 from topics.engine.options import Options
 from topics.engine.queue import QueueSnapshot
 from topics.engine.sealed import ChunkRef, ExtentWriter, LostRange, Place
@@ -54,6 +55,7 @@ class Head(msgspec.Struct, array_like=True):
     now: int
     next_epoch: int
     clean: bool
+    server_id: str = ""
 
 
 class TopicSnapshot(msgspec.Struct, array_like=True):
@@ -78,6 +80,7 @@ class TopicSnapshot(msgspec.Struct, array_like=True):
     last_delete_id: int
     producers: dict[str, Producer]
     queue: QueueSnapshot | None = None
+    routers: list[RouterState] = []
 
 
 class Clients(msgspec.Struct, array_like=True):
@@ -183,6 +186,8 @@ class Checkpointer:
         self._needed: set[int] = set(segment_numbers(fs))
         self._last_wal = 0
         self.completed = 0
+        # Hears of a topic that is about to be frozen.
+        self.before_freeze: Callable[[Topic], None] = lambda _: None
 
     @property
     def is_running(self) -> bool:
@@ -283,7 +288,9 @@ class Checkpointer:
         wal_number = committer.wal.number
         self._number += 1
         work.out = out = CheckpointWriter(self._fs, self._number)
-        head = Head(self._number, wal_number, self._boot_id, state.time.latest, state.next_epoch, clean)
+        head = Head(
+            self._number, wal_number, self._boot_id, state.time.latest, state.next_epoch, clean, state.server_id
+        )
         out.add(KIND_HEAD, 0, _encode(head))
         topics = list(state.topics.values())
         rewrite = yield from self._mostly_dead(topics)
@@ -317,6 +324,7 @@ class Checkpointer:
             self._state.guard(topic, lambda: deletion.apply_waiting(topic))
             try:
                 self._merge_small(topic)
+                self.before_freeze(topic)
                 self._make_durable(topic)
                 snapshot, own = self._freeze(topic, rewrite)
                 jobs = _freeze_jobs(topic)
@@ -344,9 +352,11 @@ class Checkpointer:
             yield
 
     def _make_durable(self, topic: Topic) -> None:
-        """A queue's table may have events that are not durable: a snapshot must not know what the log may forget."""
+        """A snapshot must not know what the log may forget: events of a queue that are not durable, or evictions of
+        what routers have copied in an event that is not."""
         committer = self._committer
-        if topic.queue is not None and topic.queue.staged_at > committer.wal.synced:
+        is_ahead = topic.queue is not None and topic.queue.staged_at > committer.wal.synced
+        if is_ahead or (topic.outlets and committer.wal.staged > committer.wal.synced):
             committer.flush_and_wait()
             if committer.read_only is not None:
                 raise StorageFault("the log takes nothing more")
@@ -383,6 +393,7 @@ class Checkpointer:
             last_delete_id=topic.last_delete_id,
             producers=topic.dedupe.lasting_producers(),
             queue=topic.queue.snapshot() if topic.queue is not None else None,
+            routers=[router.state() for router in (topic.inlets or {}).values()],
         )
         return snapshot, sealings
 

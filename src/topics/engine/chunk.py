@@ -22,10 +22,13 @@ _encode_text = msgspec.json.Encoder().encode
 class Chunk:
     """`body` is None while only the arrays of a sealed chunk are loaded.
 
-    `metas`, `node_ids` and `tag_ids` are None while no record has one; ids count from 1, 0 is none.
+    `metas`, `node_ids`, `tag_ids` and `via_ids` are None while no record has one; ids count from 1, 0 is none.
     """
 
-    __slots__ = ("body", "ends", "first_seq", "metas", "node_ids", "nodes", "size", "sizes", "tag_ids", "tags", "ts")
+    __slots__ = (
+        *("body", "ends", "first_seq", "metas", "node_ids", "nodes", "size", "sizes", "tag_ids", "tags"),
+        *("ts", "via_ids", "vias"),
+    )
 
     def __init__(self, first_seq: int) -> None:
         self.first_seq = first_seq
@@ -35,8 +38,10 @@ class Chunk:
         self.metas: array[int] | None = None
         self.node_ids: array[int] | None = None
         self.tag_ids: array[int] | None = None
+        self.via_ids: array[int] | None = None
         self.nodes: dict[str, int] = {}
         self.tags: dict[str, int] = {}
+        self.vias: dict[str, int] = {}
         self.size = 0
         self.body: bytearray | bytes | memoryview | None = bytearray()
 
@@ -80,6 +85,8 @@ class Chunk:
             self.node_ids = _extend(self.node_ids, have, more, _ids(self.nodes, batch.nodes))
         if batch.tags is not None or self.tag_ids is not None:
             self.tag_ids = _extend(self.tag_ids, have, more, _ids(self.tags, batch.tags))
+        if batch.vias is not None or self.via_ids is not None:
+            self.via_ids = _extend(self.via_ids, have, more, _ids(self.vias, batch.vias))
 
     def close(self) -> None:
         """No more records: the body becomes immutable."""
@@ -99,9 +106,12 @@ class Chunk:
         part = memoryview(body)[self.start(start) : self.ends[stop - 1] - 1]
         return bytes(part) if isinstance(body, bytearray) else part
 
-    def record(self, index: int, include_tags: bool, include_meta: bool) -> bytes:
+    def record(self, index: int, include_tags: bool, include_meta: bool, include_via: bool = False) -> bytes:
         """One record, with the parts that a reader asked for."""
         whole = bytes(self.slice(index, index + 1))
+        via = self.via(index) if include_via else None
+        if via is not None:
+            whole = b'{"$via":' + _encode_text(via) + b"," + whole[1:]
         meta = self.metas[index] if self.metas is not None else 0
         data = self.sizes[index] - meta
         tag = self.tag(index) if include_tags else None
@@ -134,6 +144,28 @@ class Chunk:
             return None
         return next(islice(self.tags, number - 1, None))
 
+    def via(self, index: int) -> str | None:
+        if self.via_ids is None or not (number := self.via_ids[index]):
+            return None
+        return next(islice(self.vias, number - 1, None))
+
+    def batch(self, start: int, stop: int) -> Batch:
+        """Records `start` to `stop` (exclusive) as a run; the time of the first stands for all."""
+        assert self.body is not None
+        begin, ends = self.start(start), self.ends[start:stop]
+        return Batch(
+            self.first_seq + start,
+            self.ts[start],
+            [end - before for before, end in zip([begin, *ends], ends, strict=False)],
+            self.sizes[start:stop],
+            self.metas[start:stop] if self.metas is not None else None,
+            _names(self.tags, self.tag_ids, start, stop),
+            _names(self.nodes, self.node_ids, start, stop),
+            bytes(memoryview(self.body)[begin : ends[-1]]),
+            sum(self.sizes[start:stop]),
+            _names(self.vias, self.via_ids, start, stop),
+        )
+
     def ids_of(self, names: Sequence[str]) -> set[int]:
         """The ids that these nodes have here."""
         return {number for name in names if (number := self.nodes.get(name))}
@@ -150,6 +182,8 @@ class Chunk:
                 _bytes(self.tag_ids),
                 list(self.nodes),
                 list(self.tags),
+                _bytes(self.via_ids),
+                list(self.vias),
             )
         )
 
@@ -164,6 +198,8 @@ class _Index(msgspec.Struct, array_like=True):
     tag_ids: bytes | None
     nodes: list[str]
     tags: list[str]
+    via_ids: bytes | None = None
+    vias: list[str] = []
 
 
 _encode_index = msgspec.msgpack.Encoder().encode
@@ -180,6 +216,8 @@ def decode_chunk(index: bytes | memoryview, size: int = 0) -> Chunk:
     chunk.metas = _array(stored.metas)
     chunk.node_ids = _array(stored.node_ids)
     chunk.tag_ids = _array(stored.tag_ids)
+    chunk.via_ids = _array(stored.via_ids)
+    chunk.vias = {name: number for number, name in enumerate(stored.vias, 1)}
     chunk.nodes = {name: number for number, name in enumerate(stored.nodes, 1)}
     chunk.tags = {name: number for number, name in enumerate(stored.tags, 1)}
     chunk.size = size
@@ -191,7 +229,7 @@ def without(chunk: Chunk, is_dead: Sequence[bool]) -> Chunk:
     """The same chunk with the bytes of dead records left out; seqs keep their places."""
     assert chunk.body is not None
     thin = Chunk(chunk.first_seq)
-    for name in ("ts", "sizes", "metas", "node_ids", "tag_ids", "nodes", "tags", "size"):
+    for name in ("ts", "sizes", "metas", "node_ids", "tag_ids", "via_ids", "nodes", "tags", "vias", "size"):
         setattr(thin, name, getattr(chunk, name))
     body = bytearray()
     view = memoryview(chunk.body)
@@ -217,7 +255,7 @@ def join(first: Chunk, second: Chunk) -> Chunk:
     joined.body = bytes(first.body) + bytes(second.body)
     if first.metas is not None or second.metas is not None:
         joined.metas = _extend(_copy(first.metas), first.count, second.count, second.metas)
-    for ids, table in (("node_ids", "nodes"), ("tag_ids", "tags")):
+    for ids, table in (("node_ids", "nodes"), ("tag_ids", "tags"), ("via_ids", "vias")):
         one, two = getattr(first, ids), getattr(second, ids)
         if one is not None or two is not None:
             names = dict(getattr(first, table))
@@ -240,6 +278,13 @@ def _ids(table: dict[str, int], names: Sequence[str | None] | None) -> list[int]
     if names is None:
         return None
     return [0 if name is None else table.setdefault(name, len(table) + 1) for name in names]
+
+
+def _names(table: dict[str, int], ids: array[int] | None, start: int, stop: int) -> list[str | None] | None:
+    if ids is None:
+        return None
+    names = [None, *table]
+    return [names[number] for number in ids[start:stop]]
 
 
 def _copy(column: array[int] | None) -> array[int] | None:

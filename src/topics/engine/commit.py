@@ -53,6 +53,10 @@ class Commit:
         else:
             self._callbacks.append(callback)
 
+    @property
+    def is_awaited(self) -> bool:
+        return self._callbacks is not None
+
     def value(self) -> Any:
         """The result, or the error, of a commit that is done."""
         assert self.done
@@ -214,6 +218,10 @@ class Committer:
         while self._synced and self._synced[0].end <= self.wal.synced:
             self._publish(self._synced.popleft())
 
+    def publish(self, commit: Commit) -> None:
+        """Publishes a commit whose events are durable already, when its turn on its topics has come."""
+        self._publish(commit)
+
     def _publish(self, commit: Commit) -> None:
         """Publishes a commit whose level is reached, as soon as those before it on its topics are; then those that
         waited for nothing but it."""
@@ -280,6 +288,20 @@ class Committer:
                 topic.pending.clear()
             if not commit.done:
                 commit.fail(ReadOnly(self.read_only.message))
+
+
+def when_all(commits: Sequence[Commit], call: Callable[[], None]) -> None:
+    """Calls when the last of some commits is done."""
+    left = len(commits)
+
+    def on_done(_: Commit) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            call()
+
+    for commit in commits:
+        commit.on_done(on_done)
 
 
 def _span(events: Sequence[Event]) -> tuple[int, int, int]:

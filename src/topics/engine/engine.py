@@ -31,6 +31,7 @@ from topics.engine.frames import Deleted, Event
 from topics.engine.jobs import Jobs, QueueState
 from topics.engine.options import Options
 from topics.engine.read import Diff, Query
+from topics.engine.routers import Routers
 from topics.engine.sealed import LostRange
 from topics.engine.state import State
 from topics.engine.syncer import Syncer
@@ -49,6 +50,11 @@ class PutResult(msgspec.Struct):
     topic: str
     created: bool
     config: dict[str, Any]
+
+
+class Dropped(msgspec.Struct):
+    deleted: bool
+    routers_removed: int
 
 
 class DeleteResult(msgspec.Struct):
@@ -74,6 +80,8 @@ class TopicState(msgspec.Struct):
     effective_priority: float
     last_write_ts: int | None
     last_read_ts: int | None
+    # This topic among all topics of all servers, for all times.
+    instance: str
     queue: QueueState | None = None
 
 
@@ -120,7 +128,10 @@ class Engine:
         self.appender = Appender(limits, self.committer, self.settle)
         self.transactions = Transactions(fs, limits, self)
         self.jobs = Jobs(self)
+        self.routers = Routers(self)
+        self.appender.on_published = self.routers.on_published
         self.checkpointer = Checkpointer(fs, state, segments, self.committer, file_syncer, options, boot_id)
+        self.checkpointer.before_freeze = self.routers.settle
         for topic in state.topics.values():
             topic.staged_seq = topic.next_seq
             topic.staged_config = topic.config
@@ -158,10 +169,14 @@ class Engine:
     def stage_topic(self, name: str, config: TopicConfig) -> tuple[Topic, Event]:
         """A topic that will exist once the event is published; `state.add` is the publisher's."""
         self.check_topic_room(1)
-        topic = Topic(name, self._next_epoch, config, self.state.store)
-        self._next_epoch += 1
+        topic = Topic(name, self.next_number(), config, self.state.store)
         self._staged[name] = topic
         return topic, frames.created(topic.epoch, name, config)
+
+    def next_number(self) -> int:
+        """A number that no topic and no router of this directory ever had."""
+        self._next_epoch += 1
+        return self._next_epoch - 1
 
     def check_topic_room(self, new: int) -> None:
         """Refuses what would make too many topics."""
@@ -208,6 +223,7 @@ class Engine:
             effective_priority=effective_priority(topic, self.time.now()),
             last_write_ts=topic.last_write_ts,
             last_read_ts=topic.last_read_ts,
+            instance=self.state.instance(topic.epoch),
             queue=self.jobs.state(topic) if topic.queue is not None else None,
         )
 
@@ -228,12 +244,12 @@ class Engine:
         start = bisect_left(names, prefix)
         if cursor is not None:
             check_text("cursor", cursor, _MAX_CURSOR)
-            start = max(start, bisect_right(names, _decode_cursor(cursor)))
+            start = max(start, bisect_right(names, decode_cursor(cursor)))
         page: list[TopicState] = []
         while start < len(names) and names[start].startswith(prefix):
             if is_visible is None or is_visible(names[start]):
                 if len(page) == page_size:
-                    return Page(page, _encode_cursor(page[-1].topic))
+                    return Page(page, encode_cursor(page[-1].topic))
                 topic = self.state.by_name[names[start]]
                 self.settle(topic)
                 page.append(self._describe(topic))
@@ -241,25 +257,28 @@ class Engine:
         return Page(page, None)
 
     def drop(self, name: str, if_empty: bool = False) -> Commit:
-        """Deletes a topic and everything in it; the result says whether there was one."""
+        """Deletes a topic, everything in it and the routers that touch it; the result is a `Dropped`."""
         self.check_open()
         check_topic_name(name)
         check_flag("if_empty", if_empty)
         topic = self._staged.get(name)
         if topic is None:
-            return completed(False)
+            return completed(Dropped(False, 0))
         if if_empty:
             self.settle(topic)
             if topic.count or topic.pending_count:
                 raise TopicNotEmpty(f"topic {name!r} has {topic.count + topic.pending_count} records")
         del self._staged[name]
-        return self.committer.stage(
-            Level.SYNCED, (topic,), (frames.dropped(topic.epoch),), lambda: self._publish_drop(topic)
-        )
+        removed, events, homes, leave = self.routers.leave(topic)
 
-    def _publish_drop(self, topic: Topic) -> bool:
-        self.state.drop(topic)
-        return True
+        def publish() -> Dropped:
+            leave()
+            self.state.drop(topic)
+            return Dropped(True, removed)
+
+        return self.committer.stage(
+            Level.SYNCED, (topic, *homes), (*events, frames.dropped(topic.epoch)), publish, atomic=True
+        )
 
     # -- records ---------------------------------------------------------------------------------------------------
 
@@ -292,6 +311,11 @@ class Engine:
     def config_of(self, write: AnyWrite) -> ConfigPatch:
         """What a write asks of the topic that it would create."""
         return parse_patch(write.config)
+
+    def catch_up(self, name: str) -> Commit | None:
+        """Before a read: what routers bring here from writes that were acked before becomes visible. None if it is."""
+        topic = self.state.by_name.get(name)
+        return self.routers.catch_up(topic) if topic is not None and topic.inlets else None
 
     def diff(self, name: str, query: Query, touch: bool = True, walk_as: type[read.Walk] | None = None) -> Diff:
         topic = self.topic(name)
@@ -405,6 +429,7 @@ class Engine:
     def flush(self) -> None:
         """Ends a turn."""
         self.committer.flush()
+        self.routers.relieve()
         self.checkpointer.keep_up()
 
     def poll(self) -> None:
@@ -416,6 +441,7 @@ class Engine:
         """Background work: call it every few tens of milliseconds, whether or not anything happens."""
         self.committer.tick()
         self.transactions.expire(self.time.now())
+        self.routers.tick()
         self.checkpointer.tick()
 
     def check_open(self) -> None:
@@ -462,11 +488,11 @@ def effective_priority(topic: Topic, now: int) -> float:
     return priority + (500 * 2 ** (-idle / _RECENCY_HALF_LIFE_MS) if idle < 10 * _RECENCY_HALF_LIFE_MS else 0.0)
 
 
-def _encode_cursor(name: str) -> str:
+def encode_cursor(name: str) -> str:
     return base64.urlsafe_b64encode(name.encode()).decode()
 
 
-def _decode_cursor(cursor: str) -> str:
+def decode_cursor(cursor: str) -> str:
     try:
         return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError, ValueError):

@@ -7,17 +7,19 @@ damaged payload still says which were lost.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from topics.core.config import TopicConfig
 from topics.core.records import Batch, pack, unpack
+from topics.core.routing import RouterConfig
 from topics.core.selector import Selector
 from topics.core.tombstone import Hole
 from topics.engine.dedupe import Appended, Written
 from topics.engine.queue import Lifecycle
-from topics.storage.frame import Frame, Payload
+from topics.storage.frame import Frame, Payload, length_of
 
 OPEN = 32  # the directory was opened: boot id and time
 CREATE = 33  # a topic instance begins
@@ -32,6 +34,10 @@ DELETE = 41  # records deleted by a selector
 COMMIT = 42  # a transaction's dedupe
 QUEUE = 45  # what happened to jobs first..last of a queue
 EVICTED = 44  # a cap took everything up to `first`, and the records that made it do so are not in the log
+ROUTER = 46  # a router leads here, or is told something else
+UNROUTED = 47  # a router that led here ends
+ROUTED = 53  # routers copied first..last of their source, each to its dest
+ADVANCED = 54  # a router to another server got to `last`
 RESTART = 43  # everything up to `last` was lost at a restart, at time `first`
 
 NAMES = {
@@ -49,6 +55,10 @@ NAMES = {
     RESTART: "restart",
     EVICTED: "evicted",
     QUEUE: "queue",
+    ROUTER: "router",
+    UNROUTED: "delete router",
+    ROUTED: "routed records",
+    ADVANCED: "router cursor",
 }
 
 
@@ -65,6 +75,8 @@ class Event(NamedTuple):
 class Opened(msgspec.Struct, array_like=True):
     boot_id: str
     now: int
+    # Names this data directory among all, from its first opening on.
+    server_id: str = ""
 
 
 class Created(msgspec.Struct, array_like=True):
@@ -88,6 +100,50 @@ class Committed(msgspec.Struct, array_like=True):
     topics: dict[str, Appended]
 
 
+class RouterState(msgspec.Struct, array_like=True):
+    """A router, and how far it got: `cursor` is a seq of the source's instance `source_epoch`, 0 if there is none."""
+
+    id: int
+    name: str
+    config: RouterConfig
+    source_epoch: int
+    cursor: int
+    forwarded: int = 0
+
+
+class Advanced(msgspec.Struct, array_like=True):
+    """How far a router is whose copies are not in this log."""
+
+    source_epoch: int
+    cursor: int
+    forwarded: int
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A router in a fan-out. `offset` is how far its copies' seqs are from the source's, while that is steady."""
+
+    router: int
+    dest: int
+    offset: int | None
+
+
+class Routed(msgspec.Struct, array_like=True):
+    """One stretch of a source, copied to many. `links` stand in the first event of their kind in a log file, and are
+    known by `plan` behind it. `firsts` says where copies begin that do not stand at their link's offset. `pieces` are
+    the bytes of each run, or minus the length of a hole."""
+
+    ts: int
+    # Which plan of its source's it follows: that of `slot`, as it stands since the position `plan`.
+    slot: int
+    plan: int
+    links: list[Link] | None
+    firsts: dict[int, int]
+    pieces: list[int]
+    # Of a source on another server: which it is there.
+    remote_epoch: int = 0
+    instance: str = ""
+
+
 class _BatchHead(msgspec.Struct, array_like=True, gc=False):
     ts: int
     lens: bytes
@@ -95,6 +151,8 @@ class _BatchHead(msgspec.Struct, array_like=True, gc=False):
     metas: bytes | None = None
     tags: list[str | None] | None = None
     nodes: list[str | None] | None = None
+    # One stands for all.
+    vias: list[str | None] | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -108,11 +166,13 @@ _decode_config = msgspec.msgpack.Decoder(TopicConfig).decode
 _decode_written = msgspec.msgpack.Decoder(Written).decode
 _decode_deleted = msgspec.msgpack.Decoder(Deleted).decode
 _decode_queued = msgspec.msgpack.Decoder(Lifecycle).decode
+_decode_router = msgspec.msgpack.Decoder(RouterState).decode
+_decode_routed = msgspec.msgpack.Decoder(Routed).decode
 _decode_committed = msgspec.msgpack.Decoder(Committed).decode
 
 
-def opened(boot_id: str, now: int) -> Event:
-    return Event(OPEN, 0, 0, 0, _encode(Opened(boot_id, now)))
+def opened(boot_id: str, now: int, server_id: str) -> Event:
+    return Event(OPEN, 0, 0, 0, _encode(Opened(boot_id, now, server_id)))
 
 
 def created(epoch: int, name: str, config: TopicConfig) -> Event:
@@ -129,7 +189,8 @@ def dropped(epoch: int) -> Event:
 
 def appended(epoch: int, batch: Batch) -> Event:
     metas = pack(batch.metas) if batch.metas is not None else None
-    head = _encode(_BatchHead(batch.ts, pack(batch.lens), pack(batch.sizes), metas, batch.tags, batch.nodes))
+    vias = batch.vias[:1] if batch.vias is not None and len(set(batch.vias)) == 1 else batch.vias
+    head = _encode(_BatchHead(batch.ts, pack(batch.lens), pack(batch.sizes), metas, batch.tags, batch.nodes, vias))
     head = _LENGTH.pack(len(head)) + head
     payload = head + batch.body if len(batch.body) < _LARGE else (head, batch.body)
     return Event(APPEND, epoch, batch.first_seq, batch.last_seq, payload)
@@ -172,19 +233,78 @@ def queued(epoch: int, what: Lifecycle) -> Event:
     return Event(QUEUE, epoch, what.runs[0], last, _encode(what))
 
 
+def router_put(home: int, what: RouterState) -> Event:
+    return Event(ROUTER, home, 0, 0, _encode(what))
+
+
+def router_dropped(home: int, router: int) -> Event:
+    return Event(UNROUTED, home, router, 0)
+
+
+def router_advanced(home: int, router: int, what: Advanced) -> Event:
+    return Event(ADVANCED, home, router, what.cursor, _encode(what))
+
+
+def routed(source: int, first: int, last: int, what: Routed, pieces: Sequence[Batch | Hole]) -> Event:
+    buffers: list[bytes | memoryview] = []
+    what.pieces = []
+    for piece in pieces:
+        if isinstance(piece, Hole):
+            what.pieces.append(piece.first - piece.last - 1)
+            continue
+        payload = appended(0, piece).payload
+        what.pieces.append(length_of(payload))
+        buffers += payload if isinstance(payload, tuple) else (payload,)
+    head = _encode(what)
+    return Event(ROUTED, source, first, last, (_LENGTH.pack(len(head)) + head, *buffers))
+
+
+def read_router(frame: Frame) -> RouterState:
+    return _decode_router(frame.payload)
+
+
+def read_advanced(frame: Frame) -> Advanced:
+    return msgspec.msgpack.decode(frame.payload, type=Advanced)
+
+
+def read_routed(frame: Frame) -> tuple[Routed, list[Batch | Hole]]:
+    """A fan-out, and its pieces one after the other: seqs that the source had deleted are not among them."""
+    length = _LENGTH.unpack_from(frame.payload)[0]
+    what = _decode_routed(memoryview(frame.payload)[4 : 4 + length])
+    at = 4 + length
+    seq = frame.first
+    pieces: list[Batch | Hole] = []
+    for size in what.pieces:
+        if size < 0:
+            pieces.append(Hole(seq, seq - size - 1, "source_trim"))
+            seq -= size
+        else:
+            batch = _batch_of(seq, frame.payload[at : at + size])
+            pieces.append(batch)
+            at += size
+            seq = batch.last_seq + 1
+    return what, pieces
+
+
 def read_queued(frame: Frame) -> Lifecycle:
     return _decode_queued(frame.payload)
 
 
 def read_batch(frame: Frame) -> Batch:
-    length = _LENGTH.unpack_from(frame.payload)[0]
-    head = _decode_head(memoryview(frame.payload)[4 : 4 + length])
-    metas = unpack(head.metas) if head.metas is not None else None
-    body = frame.payload[4 + length :]
-    sizes = unpack(head.sizes)
-    batch = Batch(frame.first, head.ts, unpack(head.lens), sizes, metas, head.tags, head.nodes, body, sum(sizes))
+    batch = _batch_of(frame.first, frame.payload)
     assert batch.last_seq == frame.last
     return batch
+
+
+def _batch_of(first_seq: int, payload: bytes) -> Batch:
+    length = _LENGTH.unpack_from(payload)[0]
+    head = _decode_head(memoryview(payload)[4 : 4 + length])
+    metas = unpack(head.metas) if head.metas is not None else None
+    body = payload[4 + length :]
+    sizes = unpack(head.sizes)
+    vias = head.vias * len(sizes) if head.vias is not None and len(head.vias) == 1 else head.vias
+    columns = (metas, head.tags, head.nodes, body, sum(sizes), vias)
+    return Batch(first_seq, head.ts, unpack(head.lens), sizes, *columns)
 
 
 def read_opened(frame: Frame) -> Opened:

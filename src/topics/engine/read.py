@@ -47,6 +47,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     include_meta: bool = True
     max_bytes: int = DEFAULT_DIFF_BYTES
     epoch: int | None = None
+    # For routers of other servers: what a record has been through.
+    include_via: bool = False
 
 
 class Diff(msgspec.Struct, kw_only=True):
@@ -273,6 +275,7 @@ class Walk:
         respell = (query.include_tags and chunk.tag_ids is not None) or (
             not query.include_meta and chunk.metas is not None
         )
+        respell = respell or (query.include_via and chunk.via_ids is not None)
         if dead is not None or drop or wanted is not None or respell:
             return self._take_each(chunk, dead, drop, wanted, respell, start, stop)
         most = min(stop, start + query.limit - self.count)
@@ -324,7 +327,9 @@ class Walk:
     def _add_one(self, chunk: Chunk, index: int, respell: bool) -> int:
         """Adds a record and says how long it is; 0 when it does not fit."""
         if respell:
-            part: bytes | memoryview = chunk.record(index, self._query.include_tags, self._query.include_meta)
+            part: bytes | memoryview = chunk.record(
+                index, self._query.include_tags, self._query.include_meta, self._query.include_via
+            )
         else:
             part = chunk.slice(index, index + 1)
         if self.count and len(part) + 1 > self._room:

@@ -6,6 +6,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -28,7 +29,7 @@ from topics.engine.checkpoint import (
 from topics.engine.dedupe import Appended
 from topics.engine.engine import Engine
 from topics.engine.extent import restore
-from topics.engine.frames import Event
+from topics.engine.frames import Event, RouterState
 from topics.engine.options import Options
 from topics.engine.queue import Job
 from topics.engine.sealed import ChunkStore
@@ -74,7 +75,7 @@ def open_engine(
         recovery.tidy()
         log = Wal(fs, recovery.last_wal + 1)
         boot_id = fs.boot_id()
-        log_start(log, frames.opened(boot_id, recovery.state.time.latest), recovery.losses)
+        log_start(log, frames.opened(boot_id, recovery.state.time.latest, recovery.state.server_id), recovery.losses)
         engine = Engine(
             fs, lock, clock, limits, options, recovery.state, log, segments, wal_syncer, file_syncer, boot_id
         )
@@ -174,6 +175,7 @@ class Recovery:
     def run(self, on_progress: Callable[[float], None] | None = None) -> None:
         self._load_checkpoint()
         self._replay(on_progress)
+        self.state.server_id = self.state.server_id or secrets.token_hex(8)
         self.lost.extend(lost for orphans in self._orphans.values() for lost in orphans)
         self._account()
 
@@ -203,9 +205,12 @@ class Recovery:
                 self._clean = head.clean
                 state.time.advance(head.now)
                 state.next_epoch = head.next_epoch
+                state.server_id = head.server_id
             elif item.kind == KIND_TOPIC:
                 snapshot = _decode_topic(item.payload)
-                state.add(_topic_of(item.epoch, snapshot, state.store))
+                topic = _topic_of(item.epoch, snapshot, state.store)
+                state.add(topic)
+                _restore_routers(state, topic, snapshot.routers)
                 self._frozen_at[item.epoch] = snapshot.at
             elif item.kind == KIND_KEYS:
                 state.topics[item.epoch].dedupe.restore(_decode_keys(item.payload), {})
@@ -280,8 +285,18 @@ class Recovery:
             self._unidentified = True
         self.lost.append(Lost(damage.at, damage.end, what, header.epoch, header.first, header.last))
         topic = self.state.topics.get(header.epoch)
-        if topic is not None and header.kind in _SEQ_KINDS and header.last >= topic.next_seq:
+        if header.kind == frames.ROUTED:
+            self._lost_copies(header.epoch)
+        elif topic is not None and header.kind in _SEQ_KINDS and header.last >= topic.next_seq:
             topic.add_hole(Hole(topic.next_seq, header.last, "corrupt"))
+
+    def _lost_copies(self, source: int) -> None:
+        """Copies are lost, and nobody knows which: whatever they were, readers of those topics are told."""
+        for topic in self.state.topics.values():
+            if any(router.source_epoch == source for router in (topic.inlets or {}).values()):
+                last = max(topic.ceiling, topic.head_seq + RESERVE_AHEAD)
+                topic.add_hole(Hole(topic.next_seq, last, "corrupt"))
+                self.losses.append(frames.holed(topic.epoch, topic.holes[-1]))
 
     def _apply(self, item: Frame) -> None:
         if item.kind in (KIND_FILE, KIND_MARK):
@@ -296,7 +311,9 @@ class Recovery:
     def _apply_one(self, item: Frame) -> None:
         if item.kind == frames.OPEN:
             self._boot_id = frames.read_opened(item).boot_id
-        if item.at >= self._frozen_at.get(item.epoch, 0):
+        if item.kind == frames.ROUTED:
+            self.state.apply_routed(item, lambda epoch: item.at >= self._frozen_at.get(epoch, 0))
+        elif item.at >= self._frozen_at.get(item.epoch, 0):
             if self._repair:
                 self._apply_leniently(item)
             else:
@@ -401,6 +418,11 @@ def _topic_of(epoch: int, snapshot: TopicSnapshot, store: ChunkStore) -> Topic:
         topic.queue.restore(snapshot.queue)
     topic.forget_ephemeral(snapshot.ephemeral)
     return topic
+
+
+def _restore_routers(state: State, topic: Topic, routers: list[RouterState]) -> None:
+    for known in routers:
+        state.put_router(topic, known)
 
 
 def _restore_jobs(topic: Topic, jobs: dict[int, Job]) -> None:

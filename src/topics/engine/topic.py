@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from topics.engine.commit import Commit
     from topics.engine.deletion import PastDelete
     from topics.engine.frames import Deleted
+    from topics.engine.router import Router
 
 _first_seq = attrgetter("first_seq")
 _last_of_hole = attrgetter("last")
@@ -50,8 +51,9 @@ class Topic:
             "earliest_seq",
             "epoch",
         ),
-        *("extents", "holes", "inflight_clients", "inflight_keys", "last_delete_id", "last_read_ts", "last_ts"),
-        *("last_write_ts", "lost_ts", "name", "next_seq", "pending", "pending_bytes", "pending_count", "queue"),
+        *("extents", "holes", "inflight_clients", "inflight_keys", "inlets", "last_delete_id", "last_read_ts"),
+        *("last_ts", "last_write_ts", "lost_ts", "name", "next_seq", "outgoing", "outlets", "pending"),
+        *("pending_bytes", "pending_count", "queue"),
         *("reserved", "reserved_at", "restart_lost", "staged_config", "staged_delete_id", "staged_seq", "store"),
         *("ttl_expired", "unapplied", "unsettled", "waited", "waiters", "_bytes", "_front_ts"),
     )
@@ -99,6 +101,11 @@ class Topic:
         # Called once when records, holes or the topic's end become visible.
         self.waiters: dict[Callable[[], None], None] | None = None
         self._front_ts: int | None = None
+        # Routers that live with this topic (they lead here, or from here to another server), by id; routers that
+        # read it; and what those that are up to date have not taken yet, even if a cap has evicted it meanwhile.
+        self.inlets: dict[int, Router] | None = None
+        self.outlets: list[Router] | None = None
+        self.outgoing: deque[Batch | Hole] = deque()
         self.queue = Queue(config.seq_base) if config.type == "queue" else None
 
     @property
@@ -166,6 +173,11 @@ class Topic:
         self.store.live_bytes += batch.size
         self.next_seq = batch.first_seq + records
         self.last_ts = self.last_write_ts = batch.ts
+
+    def offer(self, piece: Batch | Hole) -> None:
+        """What is new waits for the routers that read here, whatever retention does to it."""
+        if self.outlets:
+            self.outgoing.append(piece)
 
     def skip(self, to_seq: int) -> None:
         """Moves the head without records: the seqs up to `to_seq` belong to a loss that the caller accounts for."""

@@ -150,7 +150,7 @@ def _write_repaired(fs: FileSystem, lock: Lock, clock: Clock, recovery: Recovery
     """Two clean checkpoints of what is left: nothing needs the damaged files any more."""
     log = Wal(fs, recovery.last_wal + 1)
     boot_id = fs.boot_id()
-    log_start(log, frames.opened(boot_id, recovery.state.time.latest), recovery.losses)
+    log_start(log, frames.opened(boot_id, recovery.state.time.latest, recovery.state.server_id), recovery.losses)
     syncer = InlineSyncer()
     engine = Engine(fs, lock, clock, Limits(), Options(), recovery.state, log, segments, syncer, syncer, boot_id)
     engine.checkpointer.resume_from(recovery.first_wal, recovery.wal_bytes)

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -22,7 +22,7 @@ from topics.core.errors import (
     UnsupportedMediaType,
 )
 from topics.core.records import decode_json
-from topics.engine.commit import Commit
+from topics.engine.commit import Commit, Level, when_all
 from topics.engine.engine import Engine
 from topics.http.auth import Key, Keys, Scope
 from topics.http.exchange import JSON, Exchange
@@ -31,6 +31,7 @@ from topics.http.head import Heads
 from topics.http.metrics import Metrics
 from topics.http.pressure import Deliveries, Pressure
 from topics.http.protocol import HttpProtocol, decode_body
+from topics.http.remotes import Remotes
 from topics.http.settings import Settings
 from topics.http.sharing import SharedWrites
 from topics.http.watches import Watches
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 TICK_SECONDS = 0.02
 _SWEEP_TICKS = 50
 _WIDER_TURN = 0.001
+_ROUTING_SECONDS = 0.0003
 _encode = msgspec.json.Encoder().encode
 
 Handler = Callable[["App", Exchange, str], None]
@@ -48,14 +50,15 @@ Handler = Callable[["App", Exchange, str], None]
 
 class Route(msgspec.Struct, frozen=True):
     """A method of a path. `topic`: the path names one, whose prefix a key must have. `changes`: it takes a
-    place in the log by itself, behind the writes that came before it. `stream`: it goes on, and its key may be in the
-    query, because a browser cannot send it otherwise."""
+    place in the log by itself, behind the writes that came before it. `looks`: what routers bring to the topic is there
+    first. `stream`: it goes on, and its key may be in the query, because a browser cannot send it otherwise."""
 
     name: str
     handler: Handler
     scope: Scope
     topic: bool = False
     changes: bool = False
+    looks: bool = False
     stream: bool = False
 
 
@@ -110,6 +113,11 @@ class App:
         self._next_tick = 0.0
         self._relief: list[Callable[[], None]] = []
         engine.committer.on_sync = self.metrics.syncs.observe
+        self.remotes = Remotes(self)
+        self._is_routing = False
+        engine.routers.on_work = self._route_soon
+        if engine.routers.has_work():
+            self._route_soon()
 
     # -- the turn --------------------------------------------------------------------------------------------------
 
@@ -128,6 +136,17 @@ class App:
         self.shared.stage_all()
         self.engine.flush()
 
+    def _route_soon(self) -> None:
+        if not self._is_routing:
+            self._is_routing = True
+            self.loop.call_soon(self._route)
+
+    def _route(self) -> None:
+        """Routers work in small pieces, between requests."""
+        self._is_routing = False
+        if not self.is_closing and self.engine.routers.work(_ROUTING_SECONDS):
+            self._route_soon()
+
     def start_ticking(self) -> None:
         self._next_tick = self.clock() + TICK_SECONDS
         self.loop.call_at(self._next_tick, self._tick)
@@ -145,6 +164,7 @@ class App:
             for call in relief:
                 call()
         self.engine.tick()
+        self.remotes.tick()
         if self.deliveries:
             self.deliveries.run_some()
         self._ticks += 1
@@ -224,7 +244,14 @@ class App:
         self.inflight += 1
         if route.changes:
             self.shared.stage_all()
-        route.handler(self, exchange, name)
+        if route.looks and (commit := self.engine.catch_up(name)) is not None:
+            self.when_done(exchange, commit, lambda _: self._go_on(exchange, route, name))
+        else:
+            route.handler(self, exchange, name)
+
+    def _go_on(self, exchange: Exchange, route: Route, name: str) -> None:
+        if not exchange.is_cancelled:
+            route.handler(self, exchange, name)
 
     def _admit(self, exchange: Exchange) -> Access | None:
         """Who asks, and for what; None if that is answered already. It depends on nothing but the head."""
@@ -305,6 +332,16 @@ class App:
                 self.refuse(exchange, error)
 
         commit.on_done(finish)
+
+    def when_caught_up(self, exchange: Exchange, names: Iterable[str], answer: Callable[[], None]) -> None:
+        """Answers when what routers bring to some topics is there."""
+        pending = [commit for name in names if (commit := self.engine.catch_up(name)) is not None]
+        if not pending:
+            answer()
+            return
+        commit = Commit(Level.ACCEPTED, (), lambda: None)
+        when_all(pending, commit.publish)
+        self.when_done(exchange, commit, lambda _: None if exchange.is_cancelled else answer())
 
 
 def _unquote(part: str) -> str:

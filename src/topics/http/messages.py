@@ -25,6 +25,7 @@ class DiffRequest(msgspec.Struct, kw_only=True):
     wait_ms: Annotated[int, Meta(ge=0)] = 0
     max_bytes: Annotated[int, Meta(ge=0)] | None = None
     epoch: Seq | None = None
+    include_via: bool = False
 
 
 class WatchTopic(msgspec.Struct, kw_only=True):

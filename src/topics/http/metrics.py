@@ -149,6 +149,15 @@ class Scrape:
             for topic in shown:
                 family.add_metric([topic.name], getattr(topic, field))
             yield family
+        lag = GaugeMetricFamily("topics_router_lag", "Seqs that a router has before it.", labels=["router"])
+        forwarded = CounterMetricFamily("topics_router_forwarded", "Records copied by a router.", labels=["router"])
+        routers = [self._app.engine.routers.view(router) for router in self._app.engine.routers.named()[:most]]
+        for view in routers:
+            if all(self._key.may_see(end) for end in (view.config.source, view.config.dest) if isinstance(end, str)):
+                lag.add_metric([view.router], view.lag)
+                forwarded.add_metric([view.router], view.forwarded_total)
+        yield lag
+        yield forwarded
         queues = {topic.name: self._app.engine.jobs.state(topic) for topic in shown if topic.queue is not None}
         for field, help_text in _PER_QUEUE:
             family = GaugeMetricFamily(f"topics_queue_{field}", help_text, labels=["topic"])

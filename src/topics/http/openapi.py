@@ -9,6 +9,7 @@ import msgspec
 
 from topics.core.config import ConfigPatch
 from topics.core.records import RecordIn, Write
+from topics.core.routing import RouterPatch
 from topics.engine.transactions import Part
 from topics.http.auth import Scope
 from topics.http.messages import (
@@ -34,10 +35,11 @@ _ERRORS = {
     "400": "invalid_request, batch_too_large, record_too_large",
     "401": "unauthorized",
     "403": "forbidden",
-    "404": "topic_not_found, txn_not_found, not_found",
+    "404": "topic_not_found, router_not_found, txn_not_found, not_found",
     "405": "method_not_allowed",
     "406": "not_acceptable",
-    "409": "topic_exists_incompatible, topic_not_empty, not_a_queue, idempotency_conflict, txn_incomplete",
+    "409": "topic_exists_incompatible, topic_not_empty, router_cycle, not_a_queue, idempotency_conflict, "
+    "txn_incomplete",
     "413": "payload_too_large",
     "415": "unsupported_media_type",
     "422": "topic_full",
@@ -70,9 +72,25 @@ _TOPIC = {
     "effective_priority": {"type": "number"},
     "last_write_ts": {"type": ["integer", "null"]},
     "last_read_ts": {"type": ["integer", "null"]},
+    "instance": {"type": "string"},
 }
 _SUMMARY = {"type": "object", "properties": _TOPIC, "required": sorted(_TOPIC)}
 _FLAG = {"type": "boolean"}
+_ROUTER_NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"}
+_END = {"type": ["string", "object"]}
+_ROUTER = {
+    "router": _ROUTER_NAME,
+    "source": _END,
+    "dest": _END,
+    "start": {"enum": ["head", "earliest"]},
+    **dict.fromkeys(("preserve_node", "preserve_tag", "create_dest", "allow_cycle"), _FLAG),
+    "filter": {"type": ["array", "null"]},
+    "guarantee": {"enum": ["exactly_once", "at_least_once"]},
+    **dict.fromkeys(("forwarded_total", "cursor", "lag"), _SEQ),
+    "state": {"enum": ["running", "blocked", "catching_up"]},
+    "last_error": {"type": ["string", "null"]},
+}
+_ROUTER_SUMMARY = {"type": "object", "properties": _ROUTER, "required": sorted(_ROUTER)}
 
 
 def _query(name: str, schema: dict[str, Any], required: bool = False) -> dict[str, Any]:
@@ -259,6 +277,38 @@ _OPERATIONS: dict[str, dict[str, Any]] = {
         "answers": {"200": {}},
         "errors": ("404", "406", "409"),
     },
+    "list_routers": {
+        "summary": "Routers, sorted by name.",
+        "parameters": [
+            _query("prefix", {"type": "string"}),
+            _query("source", {"type": "string"}),
+            _query("dest", {"type": "string"}),
+            _query("page_size", {"type": "integer", "minimum": 1}),
+            _query("cursor", {"type": "string"}),
+        ],
+        "answers": {
+            "200": {
+                "type": "object",
+                "properties": {
+                    "routers": {"type": "array", "items": _ROUTER_SUMMARY},
+                    "next_cursor": {"type": "string"},
+                    "performance": {"type": "object"},
+                },
+                "required": ["performance", "routers"],
+            }
+        },
+    },
+    "put_router": {
+        "summary": "Begin to copy what comes to one topic into another, or change how.",
+        "body": RouterPatch,
+        "answers": {status: _object(**_ROUTER, created=_FLAG) for status in ("200", "201")},
+        "errors": ("404", "409", "413", "415"),
+    },
+    "get_router": {"summary": "How far a router is.", "answers": {"200": _object(**_ROUTER)}, "errors": ("404",)},
+    "delete_router": {
+        "summary": "End a router.",
+        "answers": {"200": _object(router=_ROUTER_NAME, deleted=_FLAG)},
+    },
     "create_watch": {
         "summary": "Begin to follow topics; the answer says where the stream is.",
         "parameters": [_query("lenient", _FLAG)],
@@ -315,7 +365,7 @@ def document() -> bytes:
 
     write = _without_raw(Write)
     bodies: list[Any] = [
-        *(ConfigPatch, write, DiffRequest, DeleteRequest, CommitRequest, Part, WatchRequest, ErrorAnswer),
+        *(ConfigPatch, RouterPatch, write, DiffRequest, DeleteRequest, CommitRequest, Part, WatchRequest, ErrorAnswer),
         *(ClaimRequest, HolderRequest, NackRequest, ExtendRequest, UnblockRequest, RedriveRequest),
     ]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
@@ -323,13 +373,13 @@ def document() -> bytes:
     references[Write] = references[write]
     paths: dict[str, Any] = {}
     for path, methods in ROUTES.items():
-        kind = "id" if "/txns/" in path or "/watch/" in path else "topic"
+        kind = "id" if "/txns/" in path or "/watch/" in path else "router" if "/routers/" in path else "topic"
         shown = path.replace("*", "{" + kind + "}")
         operations: dict[str, Any] = {}
         for method, route in methods.items():
             operations[method.lower()] = _operation(route.name, path, _OPERATIONS[route.name], route.scope, references)
         if "*" in path:
-            schema = _ID if kind == "id" else _NAME
+            schema = {"id": _ID, "router": _ROUTER_NAME, "topic": _NAME}[kind]
             operations["parameters"] = [{"name": kind, "in": "path", "required": True, "schema": schema}]
         paths[shown] = operations
     return msgspec.json.encode(

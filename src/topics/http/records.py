@@ -115,12 +115,14 @@ def _query_of(app: App, request: DiffRequest, as_arrow: bool) -> Query:
             include_meta=request.include_meta,
             max_bytes=min(request.max_bytes or DEFAULT_DIFF_BYTES, MAX_DIFF_BYTES),
             epoch=request.epoch,
+            include_via=request.include_via,
         )
     query = make_query(
         arrow.wide(app.limits) if as_arrow else app.limits,
         *(request.from_seq, request.to_seq, request.limit, request.node, request.match),
         *(request.include_tags, request.include_meta, request.max_bytes, request.epoch),
     )
+    query = msgspec.structs.replace(query, include_via=request.include_via) if request.include_via else query
     return msgspec.structs.replace(query, max_bytes=arrow.budget(request.max_bytes)) if as_arrow else query
 
 

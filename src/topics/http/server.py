@@ -111,6 +111,7 @@ class Server:
         if app is None:
             return
         app.is_closing = True
+        app.remotes.close()
         for connection in list(app.connections):
             connection.close_when_idle()
         loop = asyncio.get_running_loop()

@@ -21,6 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Comma-separated keys, each `key`, `key:scopes`, `key:scopes:prefixes` or `key::prefixes`."),
     ] = ""
     allow_insecure_no_auth: Annotated[bool, Meta(description="Listen beyond loopback without keys.")] = False
+    allow_link_local: Annotated[bool, Meta(description="Routers may reach link-local and metadata addresses.")] = False
     probe_auth: Annotated[bool, Meta(description="Health and readiness need a key too.")] = False
     access_log: Annotated[bool, Meta(description="One JSON line per request on standard error.")] = False
     checkpoint_bytes: Annotated[int, Meta(description="WAL growth after which a checkpoint is due.")] = 64 << 20

@@ -8,7 +8,7 @@ import msgspec
 
 from topics.core.config import ConfigPatch
 from topics.core.limits import MAX_PAGE_SIZE
-from topics.engine.engine import PutResult, TopicState
+from topics.engine.engine import Dropped, PutResult, TopicState
 from topics.http.app import App, check_name
 from topics.http.exchange import Exchange
 
@@ -42,8 +42,8 @@ def list_(app: App, exchange: Exchange, _: str) -> None:
 
 
 def delete(app: App, exchange: Exchange, name: str) -> None:
-    def answer(existed: bool) -> None:
-        exchange.answer({"topic": name, "deleted": existed, "routers_removed": 0})
+    def answer(result: Dropped) -> None:
+        exchange.answer({"topic": name, **msgspec.structs.asdict(result)})
 
     app.when_done(exchange, app.engine.drop(name, exchange.flag("if_empty", False)), answer)
 

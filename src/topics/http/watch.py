@@ -34,6 +34,10 @@ _encode = msgspec.json.Encoder().encode
 
 def create(app: App, exchange: Exchange, _: str) -> None:
     request: WatchRequest = app.body_of(exchange, _decode_watch)
+    app.when_caught_up(exchange, request.topics, lambda: _create(app, exchange, request))
+
+
+def _create(app: App, exchange: Exchange, request: WatchRequest) -> None:
     assert exchange.key is not None
     positions = begin(app, exchange.key, request, exchange.flag("lenient", False))
     _check_id(app, positions)

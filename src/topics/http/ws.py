@@ -13,7 +13,7 @@ from topics.core.errors import Forbidden, InvalidRequest, ShuttingDown, TopicsEr
 from topics.core.records import AnyWrite, decode_json, decode_write
 from topics.core.tombstone import Tombstone
 from topics.engine.append import WriteResult
-from topics.engine.commit import Commit
+from topics.engine.commit import Commit, when_all
 from topics.http.app import App
 from topics.http.auth import Scope
 from topics.http.exchange import Exchange
@@ -144,6 +144,22 @@ class Socket:
             self._refuse(request_id, error)
 
     def _subscribe(self, request_id: str | int | None, request: Subscribe) -> None:
+        """Begins to follow topics, when what routers bring to them is there."""
+        pending = [commit for name in request.topics if (commit := self._app.engine.catch_up(name)) is not None]
+        if not pending:
+            self._follow(request_id, request)
+            return
+
+        def go_on() -> None:
+            try:
+                self._follow(request_id, request)
+            except TopicsError as error:
+                self._refuse(request_id, error)
+
+        self._app.end_turn()
+        when_all(pending, go_on)
+
+    def _follow(self, request_id: str | int | None, request: Subscribe) -> None:
         self._key.need(Scope.READ)
         positions = begin(self._app, self._key, request, request.lenient)
         most = self._app.limits.max_watch_topics

@@ -1,0 +1,433 @@
+"""Routers between servers. One task each: it pushes what its source has, or pulls what the other server has.
+
+A push is a strict producer over there (`client_seq` is the seq here), so a repeat changes nothing; a pull takes records
+and cursor into the log as one event. Both resume from the cursor, whichever side was away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import random
+import socket
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+from msgspec import Raw
+
+from topics.core.errors import InvalidRequest, TopicsError
+from topics.core.records import Batch, RecordIn, contents, render_run
+from topics.core.routing import Remote
+from topics.core.tombstone import Hole
+from topics.engine.commit import Commit
+from topics.engine.copying import Cargo, chosen
+from topics.engine.router import FROM_EARLIEST, FROM_HEAD, Router
+
+if TYPE_CHECKING:
+    from topics.http.app import App
+
+_WAIT_MS = 20_000
+_CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 40.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
+_MAX_RECORDS = 1000
+_MAX_BYTES = 4 << 20
+_encode = msgspec.json.Encoder().encode
+
+
+class Refused(TopicsError):
+    """The other server said no, or nothing that we understand."""
+
+
+class _Pulled(msgspec.Struct, rename={"seq": "$seq", "tag": "$tag", "node": "$node", "via": "$via"}):
+    seq: int
+    data: Raw
+    meta: Raw = Raw()
+    tag: str | None = None
+    node: str | None = None
+    via: str | None = None
+
+
+class _Gap(msgspec.Struct):
+    gap_from: int
+    gap_to: int
+    reason: str
+    earliest_seq: int
+
+
+class _Page(msgspec.Struct):
+    epoch: int
+    records: list[_Pulled]
+    next_from_seq: int
+    head_seq: int
+    caught_up: bool
+    tombstone: _Gap | None = None
+
+
+class _Error(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+    detail: dict[str, Any] = {}
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+class _There(msgspec.Struct):
+    """A topic of another server."""
+
+    instance: str
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+
+
+_decode_page = msgspec.json.Decoder(_Page).decode
+_decode_refusal = msgspec.json.Decoder(_Refusal).decode
+_decode_there = msgspec.json.Decoder(_There).decode
+
+
+class Remotes:
+    """The tasks of all routers that lead to other servers, or come from them."""
+
+    def __init__(self, app: App, jitter: Callable[[], float] = random.random) -> None:
+        self._app = app
+        self._jitter = jitter
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._version = -1
+        self._pool: Any = None
+
+    def check(self, end: Remote) -> None:
+        """Refuses what no router may reach: addresses that only this machine's keepers should talk to."""
+        host = urlsplit(end.url).hostname or ""
+        if not self._app.settings.allow_link_local and is_forbidden(host):
+            raise InvalidRequest(
+                f"url: {host} is a link-local or metadata address; TOPICS_ALLOW_LINK_LOCAL permits those"
+            )
+
+    def tick(self) -> None:
+        """Begins and ends tasks as routers come and go."""
+        routes = self._app.engine.state.routes
+        if self._version == routes.version:
+            return
+        wanted = {router.id: router for router in routes.by_name.values() if not router.is_local}
+        for number in [number for number in self._tasks if number not in wanted]:
+            self._tasks.pop(number).cancel()
+        if all([router.is_active for router in wanted.values()]):
+            self._version = routes.version
+        for number, router in wanted.items():
+            if number not in self._tasks and router.is_active:
+                self._tasks[number] = self._app.loop.create_task(
+                    _Task(self._app, router, self.pool, self._jitter).run()
+                )
+
+    @property
+    def pool(self) -> Any:
+        if self._pool is None:
+            import httpcore
+
+            context = ssl.create_default_context()
+            guarded = _guarded(self._app.settings.allow_link_local)
+            self._pool = httpcore.AsyncConnectionPool(
+                ssl_context=context, network_backend=guarded, max_connections=None
+            )
+        return self._pool
+
+    def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+
+
+class _Task:
+    def __init__(self, app: App, router: Router, pool: Any, jitter: Callable[[], float]) -> None:
+        self._app = app
+        self._router = router
+        self._pool = pool
+        self._jitter = jitter
+        self._failures = 0
+        self._there: _There | None = None
+        # Of a push: how much the other server had when it said so last.
+        self._pushed = -1
+
+    @property
+    def _end(self) -> Remote:
+        config = self._router.staged_config
+        end = config.dest if self._router.is_push else config.source
+        assert isinstance(end, Remote)
+        return end
+
+    async def run(self) -> None:
+        routers = self._app.engine.routers
+        while not self._router.is_removed:
+            try:
+                if self._router.is_push:
+                    await self._push()
+                else:
+                    await self._pull()
+                self._failures = 0
+                routers.recovered(self._router)
+            except asyncio.CancelledError:
+                raise
+            except TopicsError as error:
+                await self._pause(error.message)
+            except Exception as error:
+                await self._pause(f"{self._end.url}: {_reason(error)}")
+
+    async def _pause(self, why: str) -> None:
+        """Longer and longer, and never in step with others."""
+        self._app.engine.routers.failed(self._router, why)
+        self._there = None
+        pause = min(_FIRST_PAUSE * 2.0**self._failures, _LONGEST_PAUSE)
+        self._failures = min(self._failures + 1, 16)
+        await asyncio.sleep(pause * (0.5 + self._jitter()))
+
+    # -- the other server ------------------------------------------------------------------------------------------
+
+    async def _ask(self, method: str, verb: str = "", body: Any = None) -> tuple[int, bytes]:
+        end = self._end
+        url = f"{end.url.rstrip('/')}/v0/topics/{quote(end.topic, safe='')}{verb}"
+        headers = {"content-type": "application/json"}
+        if end.key is not None:
+            headers["authorization"] = f"Bearer {end.key}"
+        content = _encode(body) if body is not None else None
+        timeout = {"connect": _CONNECT_SECONDS, "read": _ANSWER_SECONDS, "write": _ANSWER_SECONDS, "pool": None}
+        answer = await self._pool.request(
+            method, url, headers=headers, content=content, extensions={"timeout": timeout}
+        )
+        return answer.status, answer.content
+
+    async def _meet(self) -> _There | None:
+        """Which topic it is over there; None while there is none."""
+        if self._there is None:
+            status, body = await self._ask("GET", "?touch=false")
+            if status == 404 and _error_of(body).code == "topic_not_found":
+                return None
+            self._there = _decode_there(_good(status, body))
+        return self._there
+
+    # -- push ------------------------------------------------------------------------------------------------------
+
+    async def _push(self) -> None:
+        app, router = self._app, self._router
+        cargo = app.engine.routers.next_cargo(router)
+        if cargo is None:
+            await self._news()
+            return
+        there = await self._meet()
+        client = f"router:{app.engine.state.server_id}.{router.id}.{router.source_epoch}"
+        known = -1
+        for records in _in_pages(self._outgoing(cargo, there.instance if there is not None else "")):
+            while records:
+                body = {
+                    "client_id": client,
+                    "create": router.staged_config.create_dest,
+                    "records": [record for record in records if record["client_seq"] > known],
+                }
+                if not body["records"]:
+                    break
+                status, answer = await self._ask("POST", "?return_seqs=false", body)
+                if status != 409:
+                    _good(status, answer)
+                    break
+                # It has some of them already: somebody died between its answer and our cursor.
+                last = _error_of(answer).detail.get("last_client_seq")
+                if not isinstance(last, int) or last <= known:
+                    raise Refused(f"{self._end.url}: {_error_of(answer).message:.300}")
+                known = last
+        await _done(app.engine.routers.pushed(router, cargo), app)
+
+    def _outgoing(self, cargo: Cargo, dest: str) -> Iterator[dict[str, Any]]:
+        config = self._router.staged_config
+        instance = self._app.engine.state.instance(self._router.source_epoch)
+        for piece in cargo.pieces:
+            if isinstance(piece, Hole):
+                yield {"hole": piece.last - piece.first + 1, "reason": "source_trim", "client_seq": piece.last}
+                continue
+            found = contents(piece)
+            for index in chosen(piece, config.filter, dest):
+                data, meta = found[index]
+                via = piece.vias[index] if piece.vias is not None else None
+                record: dict[str, Any] = {"data": Raw(data), "client_seq": piece.first_seq + index}
+                record["via"] = instance if via is None else f"{via},{instance}"
+                if meta:
+                    record["meta"] = Raw(meta)
+                if config.preserve_tag and piece.tags is not None and piece.tags[index] is not None:
+                    record["tag"] = piece.tags[index]
+                if config.preserve_node and piece.nodes is not None and piece.nodes[index] is not None:
+                    record["node"] = piece.nodes[index]
+                yield record
+
+    async def _news(self) -> None:
+        """Waits until the source may have something."""
+        name = self._router.source_name
+        topic = self._app.engine.state.by_name.get(name or "")
+        changed = asyncio.Event()
+        if topic is not None:
+            topic.add_waiter(changed.set)
+        try:
+            await asyncio.wait_for(changed.wait(), 1.0)
+        except TimeoutError:
+            if topic is not None:
+                topic.forget_waiter(changed.set)
+
+    # -- pull ------------------------------------------------------------------------------------------------------
+
+    async def _pull(self) -> None:
+        app, router = self._app, self._router
+        routers = app.engine.routers
+        there = await self._meet()
+        if there is None:
+            # What is not there yet is read from its first record, wherever this router was to begin.
+            if router.cursor < 0:
+                await _done(routers.begin_at(router, 0, 0), app)
+            raise Refused(f"{self._end.url}: topic {self._end.topic!r} does not exist")
+        if not router.source_epoch:
+            at = {FROM_HEAD: there.head_seq, FROM_EARLIEST: there.earliest_seq - 1}.get(router.cursor, 0)
+            await _done(routers.begin_at(router, there.epoch, at), app)
+        query = {
+            "from_seq": router.cursor,
+            "epoch": router.source_epoch,
+            "limit": _MAX_RECORDS,
+            "max_bytes": _MAX_BYTES,
+            "include_tags": True,
+            "include_via": True,
+            "wait_ms": _WAIT_MS,
+        }
+        status, body = await self._ask("POST", "/diff", query)
+        page = _decode_page(_good(status, body))
+        if page.epoch != there.epoch:
+            # It was made again since we met.
+            self._there = None
+            if await self._meet() is None:
+                return
+            there = self._there
+        assert there is not None
+        router.remote_head = page.head_seq
+        pieces = _pieces_of(page)
+        first = router.cursor + 1 if page.epoch == router.source_epoch else 0
+        if page.next_from_seq < first and not pieces:
+            return
+        cargo = Cargo(first, page.next_from_seq, pieces, there.instance)
+        await _done(routers.take(router, cargo, page.epoch, there.instance), app)
+
+
+def _pieces_of(page: _Page) -> list[Batch | Hole]:
+    pieces: list[Batch | Hole] = []
+    gap = page.tombstone
+    if gap is not None and gap.reason == "recreated":
+        # What was not read of the old one, nobody can say; what the new one has lost already is known.
+        lost = max(gap.earliest_seq - gap.gap_from, 1)
+        pieces.append(Hole(gap.gap_from, gap.gap_from + lost - 1, "source_trim"))
+    elif gap is not None:
+        pieces.append(Hole(gap.gap_from, gap.gap_to, "source_trim"))
+    run: list[_Pulled] = []
+    for record in page.records:
+        if run and run[-1].seq + 1 != record.seq:
+            pieces.append(_batch_of(run))
+            run = []
+        run.append(record)
+    if run:
+        pieces.append(_batch_of(run))
+    return pieces
+
+
+def _batch_of(run: Sequence[_Pulled]) -> Batch:
+    records = [RecordIn(record.data, record.tag, record.node, record.meta, via=record.via) for record in run]
+    return render_run(records, None, run[0].seq, 0)
+
+
+def _in_pages(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    page: list[dict[str, Any]] = []
+    size = 0
+    for record in records:
+        length = len(record["data"]) + len(record.get("meta", b"")) if "data" in record else 0
+        if page and (len(page) == _MAX_RECORDS or size + length > _MAX_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(record)
+        size += length
+    if page:
+        yield page
+
+
+async def _done(commit: Commit | None, app: App) -> None:
+    """Waits for a commit of the engine."""
+    if commit is None:
+        return
+    done = app.loop.create_future()
+
+    def on_done(_: Commit) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    commit.on_done(on_done)
+    app.end_turn()
+    await done
+    commit.value()
+
+
+def _good(status: int, body: bytes) -> bytes:
+    if status >= 300:
+        error = _error_of(body)
+        raise Refused(f"the other server answered {status} {error.code}: {error.message:.300}")
+    return body
+
+
+def _error_of(body: bytes) -> _Error:
+    try:
+        return _decode_refusal(body).error
+    except msgspec.DecodeError:
+        return _Error("", body[:100].decode("utf-8", "replace"))
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without secrets: nothing of a request is in it."""
+    return str(error) or type(error).__name__
+
+
+def is_forbidden(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.lower().rstrip(".") == "metadata.google.internal"
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_link_local or str(address) in ("fd00:ec2::254", "100.100.100.200")
+
+
+def _guarded(allow_link_local: bool) -> Any:
+    """Connections to addresses that were looked at after their name was resolved."""
+    import httpcore
+
+    class Guarded(httpcore.AsyncNetworkBackend):
+        def __init__(self) -> None:
+            self._inner = httpcore.AnyIOBackend()
+
+        async def connect_tcp(
+            self,
+            host: str,
+            port: int,
+            timeout: float | None = None,
+            local_address: str | None = None,
+            socket_options: Any = None,
+        ) -> httpcore.AsyncNetworkStream:
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = [str(info[4][0]) for info in found]
+            if not allow_link_local and any(is_forbidden(address) for address in addresses):
+                raise OSError(f"{host} is a link-local or metadata address")
+            for address in addresses[:-1]:
+                try:
+                    return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                except httpcore.ConnectError:
+                    continue
+            return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
+
+        async def sleep(self, seconds: float) -> None:
+            await asyncio.sleep(seconds)
+
+    return Guarded()
