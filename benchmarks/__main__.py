@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import append, growth, idle, large, queue, read, soak, spark, watch, wire
+from benchmarks import append, growth, idle, large, queue, read, routers, soak, spark, watch, wire
 
 ALL = {
     "append": append.run,
@@ -21,6 +21,7 @@ ALL = {
     "watch": watch.run,
     "queue": queue.run,
     "soak": soak.run,
+    "routers": routers.run,
 }
 
 

@@ -64,7 +64,7 @@ def stream_of(topic: str) -> bytes:
 
 
 _MOVING = re.compile(
-    rb'"(?:epoch|\$ts|last_write_ts|last_read_ts|effective_priority)":[^,}]*|"performance":\{[^}]*\}|'
+    rb'"(?:epoch|instance|\$ts|last_write_ts|last_read_ts|effective_priority)":[^,}]*|"performance":\{[^}]*\}|'
     rb"content-length: \d+"
 )
 

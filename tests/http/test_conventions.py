@@ -25,7 +25,7 @@ from topics.core.limits import Limits
 
 TOPIC_FIELDS = {
     *("topic", "type", "head_seq", "earliest_seq", "next_seq", "evict_floor", "count", "bytes", "epoch", "holes"),
-    *("config", "effective_priority", "last_write_ts", "last_read_ts"),
+    *("config", "effective_priority", "last_write_ts", "last_read_ts", "instance"),
 }
 
 

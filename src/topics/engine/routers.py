@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from topics.engine.engine import Engine
 
 # Dests of one fan-out: each more is a pause, each fan-out more is one more copy of the records in the log.
-_MAX_LINKS = 256
+_MAX_LINKS = 128
 # Bytes that may wait to be forwarded before writers wait for it.
 _MAX_WAITING = 32 << 20
 _FIRST_BACKOFF_MS, _LAST_BACKOFF_MS = 50, 2000
@@ -342,8 +342,8 @@ class Routers:
             continue
 
     def _forward(self, source: Topic, only_waiting: bool = False, only: Iterable[Router] | None = None) -> bool:
-        """Gives the next stretch of a source its place in the log, for all its routers that can take it; says whether
-        any of them has more to take."""
+        """Gives the next stretch of a source its place in the log, for some of its routers that can take it; says
+        whether any of them has more to take."""
         if source.dropped or not source.outlets:
             return False
         base = _base(source)
@@ -353,7 +353,12 @@ class Routers:
                 continue
             if router.staged_cursor < source.head_seq and not (only_waiting and router.staged_cursor < base):
                 groups.setdefault(router.staged_cursor, []).append(router)
+        left = _MAX_LINKS
         for cursor, routers in groups.items():
+            if left <= 0:
+                break
+            routers = routers[:left]
+            left -= len(routers)
             try:
                 cargo = self._cargo(source, cursor, base)
             except StorageFault as fault:
@@ -389,8 +394,7 @@ class Routers:
             else:
                 classes.setdefault(config.durability, []).append(router)
         for durability, some in classes.items():
-            for start in range(0, len(some), _MAX_LINKS):
-                self._fan_out(source.epoch, cargo, some[start : start + _MAX_LINKS], durability)
+            self._fan_out(source.epoch, cargo, some, durability)
 
     def _stage_what_fits(self, source: Topic, cargo: Cargo, router: Router) -> None:
         """A dest that refuses what is too much takes what it has room for; the rest waits in the source."""
