@@ -377,6 +377,12 @@ def _template(node: str | None, ts: int) -> bytes:
     return b'{"$seq":%%d,"$ts":%d,"$node":%b,"data":%%b},' % (ts, _encode_text(node).replace(b"%", b"%%"))
 
 
+def template_of(node: str | None, ts: int) -> tuple[bytes, bytes, bytes]:
+    """The same in pieces: before the seq, between seq and data, behind the data."""
+    head, tail = b'{"$seq":', b"},"
+    return head, (_template(node, ts) % (0, b""))[len(head) + 1 : -len(tail)], tail
+
+
 def _lens(sizes: Sequence[int], around: int, first_seq: int) -> array[int]:
     """How long rendered records are; `around` counts everything but the seq and `data`."""
     digits = len(str(first_seq))
@@ -426,6 +432,7 @@ def split(batch: Batch, target: int) -> Iterator[Batch]:
     if len(batch.body) <= target:
         yield batch
         return
+    batch.body = memoryview(batch.body)
     ends = list(accumulate(batch.lens))
     begin = offset = 0
     while begin < len(ends):

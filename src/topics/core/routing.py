@@ -99,7 +99,9 @@ def _check_end(end: End, field: str, known: End | None) -> End:
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_good = False
-    if not is_good or len(end.url) > MAX_URL or not end.url.isascii():
+    # What `urlsplit` would quietly leave out must not be there.
+    is_plain = end.url.isascii() and end.url.isprintable() and " " not in end.url
+    if not is_good or len(end.url) > MAX_URL or not is_plain:
         raise InvalidRequest(f"{field}.url must be http://HOST:PORT or https://HOST:PORT, got {show(end.url)}")
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise InvalidRequest(f"{field}.url must have no user, password, query or fragment: a key goes into {field}.key")

@@ -15,6 +15,7 @@ import msgspec
 from topics.core.records import DATA_KEY, META_KEY, Batch
 
 TARGET_BYTES = 256 << 10
+_LARGE = TARGET_BYTES // 2
 
 _encode_text = msgspec.json.Encoder().encode
 
@@ -63,7 +64,7 @@ class Chunk:
 
     @property
     def is_full(self) -> bool:
-        return self.body is not None and len(self.body) >= TARGET_BYTES
+        return not isinstance(self.body, bytearray) or len(self.body) >= TARGET_BYTES
 
     def append(self, batch: Batch) -> None:
         body = self.body
@@ -76,7 +77,11 @@ class Chunk:
         else:
             self.ends.extend(islice(accumulate(batch.lens, initial=len(body)), 1, None))
             self.ts.extend(array("Q", (batch.ts,)) * more)
-        body += batch.body
+        if not body and len(batch.body) >= _LARGE:
+            # A large run is a chunk of its own: its bytes stay where they are.
+            self.body = batch.body
+        else:
+            body += batch.body
         self.sizes.extend(batch.sizes)
         self.size += batch.size
         if batch.metas is not None or self.metas is not None:

@@ -90,7 +90,8 @@ class Extent:
         assert chunks is not None
         assert not self.frozen
         # Seqs without records between two writes are a hole's: a chunk has none.
-        if not chunks or chunks[-1].is_full or self.last_seq + 1 != batch.first_seq:
+        is_large = len(batch.body) >= TARGET_BYTES // 2
+        if not chunks or chunks[-1].is_full or is_large or self.last_seq + 1 != batch.first_seq:
             if chunks:
                 chunks[-1].close()
             chunks.append(Chunk(batch.first_seq))

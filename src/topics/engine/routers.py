@@ -223,7 +223,7 @@ class Routers:
                     while len(cycle) == 1 or cycle[-1] != config.source:
                         cycle.append(came_from[cycle[-1]])
                     cycle.reverse()
-                    raise RouterCycle(f"{' -> '.join(cycle)} is a cycle: allow_cycle permits it", cycle=cycle)
+                    raise cycle_of(cycle)
                 line.append(dest)
 
     def delete(self, name: str) -> Commit:
@@ -685,6 +685,10 @@ class Routers:
                         seen.add(source.epoch)
                         line.append(source)
         return found
+
+
+def cycle_of(names: Sequence[str]) -> RouterCycle:
+    return RouterCycle(f"{' -> '.join(names)} is a cycle: allow_cycle permits it", cycle=list(names))
 
 
 def _base(source: Topic) -> int:

@@ -26,9 +26,9 @@ from topics.core.errors import (
 )
 from topics.core.limits import MAX_CLIENT_ID, MAX_CLIENT_SEQ, RESERVE_AHEAD, Limits
 from topics.core.names import check_topic_name
-from topics.core.records import AnyWrite, Batch, PlainRecord, PlainWrite, Record, RecordIn, render, render_plain
+from topics.core.records import AnyWrite, Batch, PlainRecord, PlainWrite, Record, RecordIn, render
 from topics.core.tombstone import Hole
-from topics.engine import frames
+from topics.engine import bulk, frames
 from topics.engine.append import completed, event_of, follow
 from topics.engine.commit import Commit, Level
 from topics.engine.dedupe import Appended
@@ -394,7 +394,8 @@ class Transactions:
 
     def _render_chunk(self, txn: Transaction, chunk: _Spooled, first_seq: int, now: int) -> list[Batch | Hole]:
         if chunk.is_plain:
-            return [render_plain(self._read(txn, chunk).split(_BETWEEN), chunk.node, first_seq, now)]
+            text = self._read(txn, chunk)
+            return [bulk.render_text(text, _BETWEEN, chunk.count, chunk.node, first_seq, now)]
         return render(self._records(txn, chunk), chunk.node, first_seq, now)
 
     def _records(self, txn: Transaction, chunk: _Spooled) -> Sequence[Record]:

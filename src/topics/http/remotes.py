@@ -34,6 +34,8 @@ _CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 40.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
 _MAX_RECORDS = 1000
 _MAX_BYTES = 4 << 20
+_METADATA = ("fd00:ec2::254", "100.100.100.200")
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -394,9 +396,20 @@ def is_forbidden(host: str) -> bool:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host.lower().rstrip(".") == "metadata.google.internal"
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_link_local or str(address) in ("fd00:ec2::254", "100.100.100.200")
+    if address.is_link_local or str(address) in _METADATA:
+        return True
+    return isinstance(address, ipaddress.IPv6Address) and any(map(is_forbidden, _embedded(address)))
+
+
+def _embedded(address: ipaddress.IPv6Address) -> Iterator[str]:
+    """The IPv4 addresses that an IPv6 address may lead to: mapped, compatible, translated, 6to4, Teredo."""
+    low = address.packed[-4:]
+    if address in _TRANSLATED or address.ipv4_mapped is not None or address.packed[:12] == bytes(12):
+        yield str(ipaddress.IPv4Address(low))
+    if address.sixtofour is not None:
+        yield str(address.sixtofour)
+    if address.teredo is not None:
+        yield from map(str, address.teredo)
 
 
 def _guarded(allow_link_local: bool) -> Any:

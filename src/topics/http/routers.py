@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from topics.core.check import check_integer, check_text
+from topics.core.errors import RouterCycle
 from topics.core.limits import MAX_PAGE_SIZE
-from topics.core.routing import Remote, RouterConfig, RouterPatch
+from topics.core.routing import Remote, RouterConfig, RouterPatch, resolve
 from topics.engine.engine import decode_cursor, encode_cursor
-from topics.engine.routers import PutRouter
+from topics.engine.routers import PutRouter, cycle_of
 from topics.http.app import App
 from topics.http.auth import Key
 from topics.http.exchange import Exchange
@@ -24,19 +25,24 @@ def put(app: App, exchange: Exchange, name: str) -> None:
     patch: RouterPatch = app.body_of(exchange, _decode_patch)
     key = exchange.key
     assert key is not None
-    for end in (patch.source, patch.dest):
-        if isinstance(end, str):
-            key.need_topic(end)
-        elif isinstance(end, Remote):
-            app.remotes.check(end)
     known = app.engine.state.routes.by_name.get(name)
     if known is not None:
         _need(key, known.staged_config)
+    config = resolve(patch, known.staged_config if known is not None else None)
+    _need(key, config)
+    for end in (config.source, config.dest):
+        if isinstance(end, Remote):
+            app.remotes.check(end)
 
     def answer(result: PutRouter) -> None:
         exchange.answer({**result.view.to_json(), "created": result.created}, 201 if result.created else 200)
 
-    app.when_done(exchange, app.engine.routers.put(name, patch), answer)
+    try:
+        commit = app.engine.routers.put(name, patch)
+    except RouterCycle as error:
+        # The path may lead through what the key may not see.
+        raise cycle_of([name if key.may_see(name) else "..." for name in error.detail["cycle"]]) from None
+    app.when_done(exchange, commit, answer)
 
 
 def get(app: App, exchange: Exchange, name: str) -> None:

@@ -12,7 +12,7 @@ ROUTES: dict[str, dict[str, Route]] = {
         "PUT": Route("put_topic", topics.put, Scope.ADMIN, topic=True, changes=True),
         "GET": Route("get_topic", topics.get, Scope.READ, topic=True, looks=True),
         "POST": Route("write", records.write, Scope.WRITE, topic=True),
-        "DELETE": Route("delete_topic", topics.delete, Scope.DELETE, topic=True, changes=True),
+        "DELETE": Route("delete_topic", topics.delete, Scope.DELETE, topic=True, changes=True, looks=True),
     },
     "/v0/topics/*/diff": {"POST": Route("diff", records.diff, Scope.READ, topic=True, looks=True)},
     "/v0/topics/*/seek": {"GET": Route("seek", records.seek, Scope.READ, topic=True, looks=True)},

@@ -109,6 +109,8 @@ class Socket:
         self._key = key
         self._publishes = 0
         self._is_leaving = False
+        # Commands behind one that waits; None while none does.
+        self._behind: list[bytes] | None = None
         app.watches.open_one(key.id)
         self.protocol: WsProtocol = WsProtocol(
             *(app, handshake, transport, self._on_message),
@@ -124,6 +126,9 @@ class Socket:
             self.protocol.close(_CLOSE_CODES["shutting_down"], "the server is shutting down")
 
     def _on_message(self, message: bytes) -> None:
+        if self._behind is not None:
+            self._behind.append(message)
+            return
         request_id: str | int | None = None
         try:
             if self._is_leaving:
@@ -155,7 +160,15 @@ class Socket:
                 self._follow(request_id, request)
             except TopicsError as error:
                 self._refuse(request_id, error)
+            behind, self._behind = self._behind or [], None
+            for message in behind:
+                # If one of them waits as well, so do all that are behind it.
+                self._on_message(message)
+            self.protocol.hold(self._behind is not None or self._publishes >= _MAX_PUBLISHES)
 
+        # What has arrived behind it waits, and no more is read.
+        self._behind = []
+        self.protocol.hold(True)
         self._app.end_turn()
         when_all(pending, go_on)
 

@@ -1,0 +1,141 @@
+"""Two servers in separate processes, and one of them dies: the dest has every record once, in order, and every loss."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.routers_remote.conftest import Members
+from tests.routers_remote.servers import Member, Writer, count_of, data_of, deadly, read_all, settles
+
+DIRECTIONS = pytest.mark.parametrize("direction", ["push", "pull"])
+
+
+def connect(source: Member, dest: Member, direction: str, **fields: Any) -> Member:
+    """A router between two servers; returns the one that it lives on."""
+    home = source if direction == "push" else dest
+    body: dict[str, Any] = {"source": "in", "dest": "out", **fields}
+    if direction == "push":
+        body["dest"] = {"url": dest.url, "topic": "out"}
+    else:
+        body["source"] = {"url": source.url, "topic": "in"}
+    home.ask("PUT", "/v0/routers/r", body)
+    return home
+
+
+def wait_for_all(source: Member, dest: Member, home: Member, count: int) -> None:
+    settles(
+        lambda: count_of(dest.client, "out") >= count,
+        lambda: (count_of(dest.client, "out"), home.router("r")),
+    )
+    settles(lambda: home.router("r")["lag"] == 0, lambda: home.router("r"))
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_either_side_is_killed_under_load(members: Members, direction: str, durability: str) -> None:
+    source, dest = members(2)
+    source.ask("PUT", "/v0/topics/in", {"durability": durability})
+    dest.ask("PUT", "/v0/topics/out", {"durability": durability})
+    home = connect(source, dest, direction)
+    luck = random.Random(f"{direction} {durability}")
+    rounds, step = 5, 60
+    writer = Writer(source.url, "in", "w", rounds * step)
+    for number in range(rounds):
+        writer.wait_for(number * step + luck.randrange(1, step - 10))
+        (source, dest)[(number + (direction == "pull")) % 2].restart()
+    written = writer.join()
+    wait_for_all(source, dest, home, len(written))
+    assert data_of(source.client, "in") == written
+    records, lost = read_all(dest.client, "out")
+    assert [record["data"] for record in records] == written
+    assert [record["$seq"] for record in records] == [*range(1, len(written) + 1)]
+    assert lost == []
+    state = home.router("r")
+    assert (state["cursor"], state["lag"], state["state"]) == (len(written), 0, "running")
+    assert state["forwarded_total"] == len(written)
+
+
+# Who dies (the home of the router, or the other), where, and whether before or behind that.
+MOMENTS: list[tuple[str, str, str, bool]] = [
+    ("push", "home", "topics.engine.routers:Routers.next_cargo", False),
+    ("push", "home", "topics.engine.routers:Routers.pushed", True),
+    ("push", "home", "topics.engine.routers:Routers.pushed", False),
+    ("push", "home", "topics.engine.router:Router.advance", True),
+    ("push", "other", "topics.engine.append:Appender.publish_pieces", True),
+    ("push", "other", "topics.http.exchange:Exchange.answer", True),
+    ("push", "other", "topics.http.exchange:Exchange.answer", False),
+    ("pull", "home", "topics.engine.routers:Routers.take", True),
+    ("pull", "home", "topics.engine.routers:Routers.take", False),
+    ("pull", "home", "topics.engine.routers:Routers._publish", True),
+    ("pull", "home", "topics.engine.routers:Routers._publish", False),
+    ("pull", "other", "topics.http.exchange:Exchange.answer", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("direction", "victim", "method", "before"),
+    MOMENTS,
+    ids=[f"{d}-{v}-{m.rsplit('.', 1)[1]}-{'before' if b else 'behind'}" for d, v, m, b in MOMENTS],
+)
+def test_a_death_at_a_chosen_moment(members: Members, direction: str, victim: str, method: str, before: bool) -> None:
+    source, dest = members(2)
+    home = connect(source, dest, direction)
+    other = dest if home is source else source
+    dying = home if victim == "home" else other
+    first = Writer(source.url, "in", "w", 10)
+    first.join()
+    wait_for_all(source, dest, home, 10)
+    dying.restart(deadly(method, 3, before))
+    second = Writer(source.url, "in", "v", 30)
+    dying.wait_for_death()
+    dying.start()
+    written = first.written + second.join()
+    wait_for_all(source, dest, home, len(written))
+    records, lost = read_all(dest.client, "out")
+    assert [record["data"] for record in records] == written
+    assert lost == []
+    assert home.router("r")["forwarded_total"] == len(written)
+
+
+@DIRECTIONS
+def test_what_the_source_evicts_while_the_other_is_away_is_a_hole(members: Members, direction: str) -> None:
+    source, dest = members(2)
+    source.ask("PUT", "/v0/topics/in", {"cap_records": 10})
+    home = connect(source, dest, direction)
+    first = Writer(source.url, "in", "w", 5).join()
+    wait_for_all(source, dest, home, 5)
+    dest.kill()
+    second = Writer(source.url, "in", "v", 40).join()
+    source.restart()
+    dest.start()
+    settles(lambda: count_of(dest.client, "out") >= 15, lambda: home.router("r"))
+    records, lost = read_all(dest.client, "out")
+    assert [record["data"] for record in records] == first + second[-10:]
+    # 45 were written, the last 10 are there: 6 to 35 are gone.
+    assert lost == [(6, 35, "source_trim")]
+    assert [record["$seq"] for record in records] == [*range(1, 6), *range(36, 46)]
+    settles(lambda: home.router("r")["lag"] == 0, lambda: home.router("r"))
+    assert home.router("r")["forwarded_total"] == 15
+
+
+def test_a_server_that_comes_back_empty_is_told(members: Members) -> None:
+    """The data of the source's server is gone; its new topic has the same name, and perhaps the same numbers."""
+    source, dest = members(2)
+    home = connect(source, dest, "pull")
+    first = Writer(source.url, "in", "w", 5).join()
+    wait_for_all(source, dest, home, 5)
+    epoch = source.ask("GET", "/v0/topics/in")["epoch"]
+    source.kill()
+    source.data_dir = source.data_dir.with_name("empty")
+    dest.kill()
+    source.start()
+    second = Writer(source.url, "in", "v", 8).join()
+    assert source.ask("GET", "/v0/topics/in")["epoch"] == epoch
+    dest.start()
+    settles(lambda: count_of(dest.client, "out") >= 13, lambda: (home.router("r"), data_of(dest.client, "out")))
+    records, lost = read_all(dest.client, "out")
+    assert [record["data"] for record in records] == first + second
+    assert [reason for _, _, reason in lost] == ["source_trim"]
