@@ -131,7 +131,7 @@ class Engine:
         self.routers = Routers(self)
         self.appender.on_published = self.routers.on_published
         self.checkpointer = Checkpointer(fs, state, segments, self.committer, file_syncer, options, boot_id)
-        self.checkpointer.before_freeze = self.routers.settle
+        self.checkpointer.before_freeze = self.routers.before_freeze
         for topic in state.topics.values():
             topic.staged_seq = topic.next_seq
             topic.staged_config = topic.config

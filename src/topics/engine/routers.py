@@ -332,14 +332,27 @@ class Routers:
     def relieve(self) -> None:
         """Forwards at once, if more waits than memory should hold."""
         for source in [each for each in self._sources if _weight(each) > _MAX_WAITING]:
-            while self._forward(source) and _weight(source) > _MAX_WAITING:
-                continue
+            self._forward_waiting(source, source.outlets or ())
             self._engine.committer.flush()
 
-    def settle(self, source: Topic) -> None:
-        """Forwards all that waits for routers which are up to date: what the log does not keep must not wait there."""
-        while source.outgoing and self._forward(source, only_waiting=True):
-            continue
+    def before_freeze(self, topic: Topic) -> None:
+        """A checkpoint is about to take a topic in. What waits there for its routers is forwarded, for the log may not
+        keep it; and copies whose event is in an older log file, which will go, are delivered."""
+        if topic.outgoing:
+            self._forward_waiting(topic, topic.outlets or ())
+        pending = topic.pending
+        while pending and isinstance(pending[0], _Delivery) and pending[0].is_ready:
+            self._deliver(pending[0])
+
+    def _forward_waiting(self, source: Topic, routers: Sequence[Router]) -> bool:
+        """Forwards all that waits for some routers which are up to date; says whether there was anything."""
+        has_moved = False
+        while True:
+            before = [router.staged_cursor for router in routers]
+            self._forward(source, only_waiting=True, only=list(routers))
+            if [router.staged_cursor for router in routers] == before:
+                return has_moved
+            has_moved = True
 
     def _forward(self, source: Topic, only_waiting: bool = False, only: Iterable[Router] | None = None) -> bool:
         """Gives the next stretch of a source its place in the log, for some of its routers that can take it; says
@@ -647,12 +660,7 @@ class Routers:
         has_moved = False
         for name, some in by_source.items():
             source = engine.state.by_name[name]
-            while True:
-                before = [router.staged_cursor for router in some]
-                self._forward(source, only_waiting=True, only=some)
-                if [router.staged_cursor for router in some] == before:
-                    break
-                has_moved = True
+            has_moved = self._forward_waiting(source, some) or has_moved
         if has_moved:
             engine.committer.flush()
         for router in routes:
