@@ -75,7 +75,7 @@ class Appender:
         self._committer = committer
         self._settle = settle
         # Hears of sources that have something new for their routers.
-        self.on_published: Callable[[Topic], None] | None = None
+        self.on_published: Callable[[Topic, Sequence[Batch | Hole]], None] | None = None
 
     def write(self, topic: Topic, write: AnyWrite, now: int, created: bool = False) -> Commit:
         if write.idempotency_key is not None or write.client_id is not None:
@@ -225,7 +225,7 @@ class Appender:
         """Makes assigned records visible and lets retention act, in the order in which a replay does."""
         if topic.outlets and self.on_published is not None:
             topic.outgoing.extend(pieces)
-            self.on_published(topic)
+            self.on_published(topic, pieces)
         for piece in pieces:
             if isinstance(piece, Hole):
                 topic.add_hole(piece)

@@ -34,7 +34,7 @@ from topics.core.tombstone import Hole
 from topics.engine import frames
 from topics.engine.append import LEVELS, completed
 from topics.engine.commit import Commit, Level, when_all
-from topics.engine.copying import Cargo, Load, first_of, last_of, retained, waiting
+from topics.engine.copying import Cargo, Load, Piece, first_of, last_of, retained, waiting
 from topics.engine.frames import Advanced, Event, Link, Routed, RouterState
 from topics.engine.router import FROM_EARLIEST, FROM_HEAD, Router, let_go
 from topics.engine.sealed import LostRange
@@ -96,6 +96,7 @@ class Routers:
         # Sources with something to forward; deliveries whose log is durable; bytes that wait in sources.
         self._sources: dict[Topic, None] = {}
         self._due: deque[Commit] = deque()
+        self._waiting = 0
         self._blocked: dict[Router, None] = {}
         self._upstream: tuple[int, dict[int, list[Router]]] = (-1, {})
         # Called when there is something to do and was not before.
@@ -284,8 +285,9 @@ class Routers:
 
     # -- forwarding ------------------------------------------------------------------------------------------------
 
-    def on_published(self, source: Topic) -> None:
+    def on_published(self, source: Topic, pieces: Sequence[Piece] = ()) -> None:
         """A source has something new."""
+        self._waiting += _weight(pieces)
         if source not in self._sources:
             was_idle = not self.has_work()
             self._sources[source] = None
@@ -331,9 +333,15 @@ class Routers:
 
     def relieve(self) -> None:
         """Forwards at once, if more waits than memory should hold."""
-        for source in [each for each in self._sources if _weight(each) > _MAX_WAITING]:
-            self._forward_waiting(source, source.outlets or ())
+        if self._waiting <= _MAX_WAITING:
+            return
+        # At most so much: what was forwarded meanwhile is still counted.
+        self._waiting = sum(_weight(source.outgoing) for source in self._sources)
+        if self._waiting > _MAX_WAITING:
+            for source in list(self._sources):
+                self._forward_waiting(source, source.outlets or ())
             self._engine.committer.flush()
+            self._waiting = 0
 
     def before_freeze(self, topic: Topic) -> None:
         """A checkpoint is about to take a topic in. What waits there for its routers is forwarded, for the log may not
@@ -709,8 +717,8 @@ def _full(dest: Topic) -> str:
     return f"dest {dest.name!r} is full: cap_records is {config.cap_records}, cap_bytes is {config.cap_bytes}"
 
 
-def _weight(source: Topic) -> int:
-    return sum(len(piece.body) for piece in source.outgoing if not isinstance(piece, Hole))
+def _weight(pieces: Iterable[Piece]) -> int:
+    return sum(len(piece.body) for piece in pieces if not isinstance(piece, Hole))
 
 
 def _ends(config: RouterConfig) -> tuple[object, object]:
