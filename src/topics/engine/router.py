@@ -22,7 +22,18 @@ class Router:
     """`config` and `cursor` are as published; `staged_config` and `staged_cursor` as the log will have them."""
 
     __slots__ = (
-        *("backoff_ms", "config", "cursor", "forwarded", "home", "id", "is_active", "is_removed", "last_delivery"),
+        *(
+            "backoff_ms",
+            "config",
+            "cursor",
+            "forwarded",
+            "home",
+            "id",
+            "is_active",
+            "is_local",
+            "is_removed",
+            "last_delivery",
+        ),
         *("last_error", "name", "remote_head", "retry_at", "source_epoch", "staged_config", "staged_cursor"),
     )
 
@@ -34,6 +45,7 @@ class Router:
         self.cursor = self.staged_cursor = state.cursor
         self.forwarded = state.forwarded
         self.home = home
+        self.is_local = not state.config.is_remote
         # It is durable, and may forward.
         self.is_active = False
         self.is_removed = False
@@ -51,8 +63,8 @@ class Router:
         return self.staged_config.source if isinstance(self.staged_config.source, str) else None
 
     @property
-    def is_local(self) -> bool:
-        return not self.staged_config.is_remote
+    def can_forward(self) -> bool:
+        return self.is_active and self.retry_at is None and not self.is_removed and self.is_local
 
     @property
     def is_push(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,8 @@ class Routers:
         # Sources with something to forward; deliveries whose log is durable; bytes that wait in sources.
         self._sources: dict[Topic, None] = {}
         self._due: deque[Commit] = deque()
+        # What a pass over a source's routers has still to do; without routers, the pass is at its end.
+        self._steps: deque[tuple[Topic, int, list[Router]]] = deque()
         self._waiting = 0
         self._blocked: dict[Router, None] = {}
         self._upstream: tuple[int, dict[int, list[Router]]] = (-1, {})
@@ -301,7 +303,7 @@ class Routers:
             self.on_published(source)
 
     def has_work(self) -> bool:
-        return bool(self._due or self._sources)
+        return bool(self._due or self._steps or self._sources)
 
     def work(self, seconds: float) -> bool:
         """Forwards for a while; says whether there is more to do."""
@@ -311,12 +313,18 @@ class Routers:
         while True:
             if self._due:
                 self._deliver(self._due.popleft())
+            elif self._steps:
+                source, cursor, routers = self._steps.popleft()
+                if routers:
+                    self._step(source, cursor, routers)
+                    self._engine.committer.flush()
+                else:
+                    self._end_pass(source)
             elif self._sources:
                 source = next(iter(self._sources))
                 del self._sources[source]
-                if self._forward(source):
-                    self._sources[source] = None
-                self._engine.committer.flush()
+                self._steps += [(source, *step) for step in self._plan(source, source.outlets or ())]
+                self._steps.append((source, 0, []))
             if not self.has_work():
                 return False
             if self._timer() >= until:
@@ -355,43 +363,50 @@ class Routers:
     def _forward_waiting(self, source: Topic, routers: Sequence[Router]) -> bool:
         """Forwards all that waits for some routers which are up to date; says whether there was anything."""
         has_moved = False
-        while True:
+        while not source.dropped:
             before = [router.staged_cursor for router in routers]
-            self._forward(source, only_waiting=True, only=list(routers))
+            for cursor, some in self._plan(source, routers, only_waiting=True):
+                self._step(source, cursor, some)
+            let_go(source)
             if [router.staged_cursor for router in routers] == before:
-                return has_moved
-            has_moved = True
-
-    def _forward(self, source: Topic, only_waiting: bool = False, only: Iterable[Router] | None = None) -> bool:
-        """Gives the next stretch of a source its place in the log, for some of its routers that can take it; says
-        whether any of them has more to take."""
-        if source.dropped or not source.outlets:
-            return False
-        base = _base(source)
-        groups: dict[int, list[Router]] = {}
-        for router in source.outlets if only is None else only:
-            if not router.is_active or not router.is_local or router.retry_at is not None or router.is_removed:
-                continue
-            if router.staged_cursor < source.head_seq and not (only_waiting and router.staged_cursor < base):
-                groups.setdefault(router.staged_cursor, []).append(router)
-        left = _MAX_LINKS
-        for cursor, routers in groups.items():
-            if left <= 0:
                 break
-            routers = routers[:left]
-            left -= len(routers)
-            try:
-                cargo = self._cargo(source, cursor, base)
-            except StorageFault as fault:
-                for router in routers:
-                    self._block(router, fault)
-                continue
-            self._stage(source, cargo, routers)
+            has_moved = True
+        return has_moved
+
+    def _plan(
+        self, source: Topic, routers: Sequence[Router], only_waiting: bool = False
+    ) -> Iterator[tuple[int, list[Router]]]:
+        """Which routers can take the next stretch of a source, and from where: as many at a time as share an event."""
+        base, head = _base(source), source.head_seq
+        groups: dict[int, list[Router]] = {}
+        for router in routers:
+            cursor = router.staged_cursor
+            if cursor < head and not (only_waiting and cursor < base) and router.can_forward:
+                groups.setdefault(cursor, []).append(router)
+        for cursor, some in groups.items():
+            for start in range(0, len(some), _MAX_LINKS):
+                yield cursor, some[start : start + _MAX_LINKS]
+
+    def _step(self, source: Topic, cursor: int, routers: Sequence[Router]) -> None:
+        """Gives the next stretch of a source its place in the log, for some routers."""
+        routers = [router for router in routers if router.staged_cursor == cursor and router.can_forward]
+        if source.dropped or not routers:
+            return
+        try:
+            cargo = self._cargo(source, cursor, _base(source))
+        except StorageFault as fault:
+            for router in routers:
+                self._block(router, fault)
+            return
+        self._stage(source, cargo, routers)
+
+    def _end_pass(self, source: Topic) -> None:
         let_go(source)
-        return any(
-            router.staged_cursor < source.head_seq and router.is_active and router.retry_at is None and router.is_local
-            for router in source.outlets or ()
-        )
+        head = source.head_seq
+        if not source.dropped and any(
+            [router.staged_cursor < head and router.can_forward for router in source.outlets or ()]
+        ):
+            self._sources[source] = None
 
     def _cargo(self, source: Topic, cursor: int, base: int) -> Cargo:
         instance = self._engine.state.instance(source.epoch)
