@@ -209,6 +209,9 @@ class RouterMachine(RuleBasedStateMachine):
             return error
         modelled()
         self.engine.flush()
+        if not commit.done:
+            # It stands behind copies on their way.
+            self.engine.routers.work(1)
         assert commit.done
         return commit.value()
 

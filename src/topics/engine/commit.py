@@ -139,9 +139,12 @@ class Committer:
             for event in events:
                 wal.stage(*event)
         commit.end = wal.staged
-        if level == Level.ACCEPTED and not any([topic.pending for topic in topics]):
-            commit.publish()
-            return commit
+        if level == Level.ACCEPTED:
+            for topic in topics:
+                self._publish_front(topic)
+            if not any([topic.pending for topic in topics]):
+                commit.publish()
+                return commit
         for topic in topics:
             topic.pending.append(commit)
         if level == Level.ACCEPTED:
@@ -226,11 +229,11 @@ class Committer:
         """Publishes a commit whose level is reached, as soon as those before it on its topics are; then those that
         waited for nothing but it."""
         commit.is_ready = True
+        for topic in commit.topics:
+            self._publish_front(topic)
         if len(commit.topics) == 1:
             # The usual case, without the bookkeeping of the general one.
             pending = commit.topics[0].pending
-            while pending and pending[0].is_ready and len(pending[0].topics) == 1:
-                self._make_visible(pending.popleft())
             if not pending or not pending[0].is_ready:
                 return
             commit = pending[0]
@@ -243,6 +246,12 @@ class Committer:
                 topic.pending.popleft()
             self._make_visible(first)
             ready.extend(topic.pending[0] for topic in first.topics if topic.pending and topic.pending[0].is_ready)
+
+    def _publish_front(self, topic: Topic) -> None:
+        """Publishes what stands first on a topic, and waits for nothing else."""
+        pending = topic.pending
+        while pending and pending[0].is_ready and len(pending[0].topics) == 1:
+            self._make_visible(pending.popleft())
 
     def _make_visible(self, commit: Commit) -> None:
         try:

@@ -469,6 +469,8 @@ class Engine:
         try:
             self.transactions.close()
             if self.committer.read_only is None:
+                self.routers.finish()
+            if self.committer.read_only is None:
                 self.checkpointer.run(clean=True)
         finally:
             for topic in self.state.topics.values():

@@ -351,6 +351,19 @@ class Routers:
             self._engine.committer.flush()
             self._waiting = 0
 
+    def finish(self) -> None:
+        """At the end: nothing that could be forwarded is left for the next life, however long the way is."""
+        committer, topics = self._engine.committer, self._engine.state.topics
+        for _ in range(len(topics) + 1):
+            sources = [topic for topic in topics.values() if topic.outgoing]
+            has_moved = any([self._forward_waiting(source, source.outlets or ()) for source in sources])
+            committer.flush_and_wait()
+            while self._due and committer.read_only is None:
+                self._deliver(self._due.popleft())
+                has_moved = True
+            if not has_moved:
+                return
+
     def before_freeze(self, topic: Topic) -> None:
         """A checkpoint is about to take a topic in. What waits there for its routers is forwarded, for the log may not
         keep it; and copies whose event is in an older log file, which will go, are delivered."""
