@@ -129,7 +129,7 @@ class Routers:
     def find(self, name: str) -> Router:
         check_router_name(name)
         router = self._routes.by_name.get(name)
-        if router is None:
+        if router is None or not router.is_active:
             raise RouterNotFound(f"router {name!r} does not exist")
         return router
 
@@ -162,7 +162,7 @@ class Routers:
             events.append(event)
         removed = known
         if removed is not None:
-            self._routes.remove(removed, engine.state.by_name)
+            self._end(removed)
             events.append(frames.router_dropped(removed.home.epoch, removed.id))
         router = Router(RouterState(engine.next_number(), name, config, *self._start(config)), home)
         events.append(frames.router_put(home.epoch, router.state()))
@@ -195,7 +195,19 @@ class Routers:
         engine.settle(source)
         return source.epoch, source.head_seq if config.start == "head" else source.earliest_seq - 1
 
+    def _end(self, router: Router) -> None:
+        """It copies what was acked until now, and nothing more."""
+        self._take_waiting(router)
+        self._routes.remove(router, self._engine.state.by_name)
+
+    def _take_waiting(self, router: Router) -> None:
+        source = self._engine.state.by_name.get(router.source_name or "")
+        if source is not None:
+            self._forward_waiting(source, [router])
+
     def _change(self, router: Router, config: RouterConfig) -> Commit:
+        # What was acked before goes by what it was told before.
+        self._take_waiting(router)
         router.staged_config = config
         what = msgspec.structs.replace(router.state(), config=config)
 
@@ -211,7 +223,7 @@ class Routers:
             return
         assert isinstance(config.source, str)
         assert isinstance(config.dest, str)
-        # Backwards from the source: whoever leads to it, and so on.
+        # From the dest on, wherever it leads.
         came_from: dict[str, str] = {config.dest: config.source}
         line = deque([config.dest])
         while line:
@@ -237,7 +249,7 @@ class Routers:
         router = self._routes.by_name.get(name)
         if router is None:
             return completed(False)
-        self._routes.remove(router, engine.state.by_name)
+        self._end(router)
         home = router.home
 
         def publish() -> bool:
@@ -256,6 +268,7 @@ class Routers:
         # One that is on its way to its home is not among the home's yet.
         staged = [router for router in self._routes.by_name.values() if router.home is topic and router not in inlets]
         gone = [*readers, *inlets, *staged]
+        self._forward_waiting(topic, readers)
         for router in gone:
             self._routes.remove(router, engine.state.by_name)
 
