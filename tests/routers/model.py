@@ -13,17 +13,25 @@ from typing import Any
 
 from tests.model import Config, Hole, Item, Record, Refused, Topic, matches
 
-Taken = int | Record
-"""What a router takes of its source: a record, or so many lost seqs."""
+
+@dataclass(frozen=True)
+class Loss:
+    """So many lost seqs, which have been through these topics."""
+
+    length: int
+    through: frozenset[int] = frozenset()
+
+
+Taken = Loss | Record
 
 
 class Node(Topic):
-    """A topic that remembers what its records have been through, and every hole it ever had."""
+    """A topic that remembers what its records and losses have been through, and every hole it ever had."""
 
     def __init__(self, name: str, epoch: int, config: Config, is_queue: bool = False) -> None:
         super().__init__(name, epoch, config)
         self.is_queue = is_queue
-        # Of each record, the instances of topics that it was in before this one.
+        # Of each seq, the instances of topics that it was in before this one.
         self.through: dict[int, frozenset[int]] = {}
         self.lost_seqs: set[int] = set()
 
@@ -39,6 +47,7 @@ class Node(Topic):
 
     def lose_all(self, head: int) -> None:
         super().lose_all(head)
+        self.through.clear()
         self.lost_seqs.update(range(self.base, head + 1))
 
     def ack(self, seqs: Sequence[int]) -> None:
@@ -174,17 +183,20 @@ class Graph:
         source, dest = self.topics[route.source], self.topics[route.dest]
         at = route.cursor
         if route.is_behind and from_log and (end := self.lost_from(source, at)) > at:
-            yield end, end - at
+            yield end, Loss(end - at)
             at = end
         for seq in range(at + 1, last + 1):
+            through = source.through.get(seq, frozenset())
+            if dest.epoch in through:
+                continue
             if seq in source.lost_seqs:
-                yield seq, 1
+                yield seq, Loss(1, through)
                 continue
             fate, record = source.fates[seq], source.records[seq]
             if route.is_behind and fate == "deleted":
                 continue
             assert not (route.is_behind and from_log) or fate == "live", f"{seq} of {source.name} is {fate}"
-            if matches(route.filter, record.tag) and dest.epoch not in source.through[seq]:
+            if matches(route.filter, record.tag):
                 yield seq, record
 
     def routed(self, source_name: str, last: int, from_log: bool, takers: Sequence[tuple[str, int]], now: int) -> None:
@@ -204,9 +216,9 @@ class Graph:
             items: list[Item] = []
             through: list[frozenset[int]] = []
             for _, one in taken:
-                if isinstance(one, int):
-                    items.append(Item(hole=one))
-                    through += [frozenset()] * one
+                if isinstance(one, Loss):
+                    items.append(Item(hole=one.length))
+                    through += [one.through | {source.epoch}] * one.length
                 else:
                     tag = one.tag if route.preserve_tag else None
                     items.append(Item(one.data, one.meta, tag, one.node if route.preserve_node else None))
@@ -236,6 +248,6 @@ class Graph:
         dest.settle(now)
         following = next((one for _, one in self.take(route, source.head, from_log)), None)
         assert following is not None, f"{name} is blocked, and has nothing to bring"
-        assert not isinstance(following, int), f"{name} is blocked in front of a loss, which has room everywhere"
+        assert isinstance(following, Record), f"{name} is blocked in front of a loss, which has room everywhere"
         assert not dest.has_room(following), f"{name} is blocked, and {dest.name} has room for {following}"
         route.is_behind = True

@@ -246,9 +246,14 @@ class RouterMachine(RuleBasedStateMachine):
         if name not in self.graph.topics or not (sure or fields is not None):
             return
         count: list[Any] = []
-        result = self.act(
-            lambda: self.engine.drop(name), lambda: count.append(self.did(lambda graph: graph.drop(name), True))
-        )
+
+        def modelled() -> None:
+            for route in self.graph.routes.values():
+                if route.source == name:
+                    self.check_last(route.name)
+            count.append(self.did(lambda graph: graph.drop(name), True))
+
+        result = self.act(lambda: self.engine.drop(name), modelled)
         assert (result.deleted, result.routers_removed) == (True, count[0])
         if fields is not None:
             self.put_topic(name, fields)
@@ -368,7 +373,7 @@ class RouterMachine(RuleBasedStateMachine):
             route = self.graph.check_route(name, fields)
             if route.dest not in self.graph.topics:
                 self.created(route.dest, {})
-            number = self.engine.routers.find(name).id
+            number = self.engine.state.routes.by_name[name].id
             assert (number == route.number) == bool(route.number)
             self.did(lambda graph: graph.put_route(route, number, now), True)
 
@@ -398,9 +403,16 @@ class RouterMachine(RuleBasedStateMachine):
 
         def modelled() -> None:
             if existed:
+                self.check_last(name)
                 self.did(lambda graph: graph.routes.pop(name), True)
 
         assert self.act(lambda: self.engine.routers.delete(name), modelled) is existed
+
+    def check_last(self, name: str) -> None:
+        """A router that ends has copied what its source had acked, if nothing held it up."""
+        route = self.graph.routes[name]
+        source = self.engine.state.by_name.get(route.source)
+        assert source is None or route.is_behind or route.cursor == source.head_seq, f"{route} ends too early"
 
     # -- time, and what happens in it ------------------------------------------------------------------------------
 
@@ -519,6 +531,11 @@ class RouterMachine(RuleBasedStateMachine):
             break
         else:
             raise AssertionError(f"{how}: it is none of what it may be: {failures}")
+        for route in graph.routes.values():
+            if self.engine.routers.view(self.engine.routers.find(route.name)).state == "catching_up":
+                source = graph.topics[route.source]
+                assert route.is_behind or source.head in source.lost_seqs, f"{route}: nothing new is lost in its source"
+                route.is_behind = True
         self.graph, self.base = graph, graph.twin()
         self.events.clear()
         self.synced = 0
@@ -555,8 +572,8 @@ class RouterMachine(RuleBasedStateMachine):
         got = (state.epoch, state.head_seq, state.earliest_seq, state.evict_floor, state.count, state.bytes)
         expected = (topic.epoch, view.head, view.earliest, view.evict_floor, view.count, view.bytes)
         assert got == expected, f"{name}: epoch, head, earliest, floor, count, bytes: {got}, expected {expected}"
-        holes = [Hole(hole.first, hole.last, hole.reason) for hole in self.engine.topic(name).holes]
-        assert holes == view.holes, f"{name}: the holes are {holes}, expected {view.holes}"
+        holes = joined(self.engine.topic(name).holes)
+        assert holes == joined(view.holes), f"{name}: the holes are {holes}, expected {view.holes}"
         records: list[dict[str, Any]] = []
         told: set[int] = set()
         cursor = topic.base - 1
@@ -587,6 +604,18 @@ class RouterMachine(RuleBasedStateMachine):
         assert config["filter"] == wanted
         if view.state == "running" and route.cursor == (source.head if source is not None else 0):
             assert view.last_error is None
+
+
+def joined(holes: Sequence[Any]) -> list[Hole]:
+    """Neighbours with the same reason as one."""
+    found: list[Hole] = []
+    for hole in holes:
+        before = found[-1] if found else None
+        if before is not None and (before.last + 1, before.reason) == (hole.first, hole.reason):
+            found[-1] = Hole(before.first, hole.last, hole.reason)
+        else:
+            found.append(Hole(hole.first, hole.last, hole.reason))
+    return found
 
 
 def attempt(stage: Callable[[], Commit]) -> tuple[Commit | None, TopicsError | None]:

@@ -15,7 +15,7 @@ import httpx
 from tests.http.server import Background, Child, client_of
 
 # How long a whole set of servers may take to settle after the last kill.
-PATIENCE = 60.0
+PATIENCE = 20.0
 # Routers try again sooner than they would for people.
 QUICK = "import topics.http.remotes as _r; _r._FIRST_PAUSE, _r._LONGEST_PAUSE = 0.02, 0.2; "
 # Kills the process at the n-th call of a method: before it, or when it has returned.

@@ -221,8 +221,8 @@ def check_write(write: Write, limits: Limits) -> None:
             raise InvalidRequest(f"records[{index}].data is required")
         if record.tag is not None and len(record.tag.encode()) > limits.max_tag_bytes:
             raise InvalidRequest(f"records[{index}].tag has more than TOPICS_MAX_TAG_BYTES {limits.max_tag_bytes}")
-        if record.via is not None and not (record.via.isascii() and 0 < len(record.via) <= MAX_VIA):
-            raise InvalidRequest(f"records[{index}].via must be 1 to {MAX_VIA} ASCII characters")
+        if record.via is not None:
+            _check_via(record.via, index)
         if record.node is not None:
             check_node(record.node, f"records[{index}].node", limits)
         meta = record.meta
@@ -255,7 +255,13 @@ def check_node(node: str | None, field: str, limits: Limits) -> None:
         raise InvalidRequest(f"{field} has more than TOPICS_MAX_NODE_BYTES {limits.max_node_bytes}")
 
 
+def _check_via(via: str | None, index: int) -> None:
+    if via is not None and not (via.isascii() and 0 < len(via) <= MAX_VIA):
+        raise InvalidRequest(f"records[{index}].via must be 1 to {MAX_VIA} ASCII characters")
+
+
 def _check_hole(record: RecordIn, index: int) -> None:
+    _check_via(record.via, index)
     if record.hole is None:
         raise InvalidRequest(f"records[{index}].reason needs hole")
     if not 1 <= record.hole <= MAX_INTEGER:
@@ -335,7 +341,7 @@ def render(records: Sequence[Record], node: str | None, first_seq: int, ts: int)
             pieces.append(render_run(records[start:index], node, seq, ts))
             seq += index - start
         reason: HoleReason = "source_trim"
-        pieces.append(Hole(seq, seq + record.hole - 1, reason))
+        pieces.append(Hole(seq, seq + record.hole - 1, reason, record.via or ""))
         seq += record.hole
         start = index + 1
     if start < len(records):

@@ -18,6 +18,8 @@ class Hole(msgspec.Struct, frozen=True, array_like=True):
     first: int
     last: int
     reason: HoleReason
+    # The topics that routers have carried it through.
+    via: str = ""
 
 
 class Tombstone(msgspec.Struct, frozen=True):
@@ -27,3 +29,9 @@ class Tombstone(msgspec.Struct, frozen=True):
     missed_estimate: int
     earliest_seq: int
     head_seq: int
+
+
+class CarriedTombstone(Tombstone, frozen=True):
+    """For routers of other servers: what the loss has been through."""
+
+    via: str

@@ -29,14 +29,14 @@ class Load:
     __slots__ = ("_parts", "count", "records", "size")
 
     def __init__(self) -> None:
-        # The length of a hole, or records with what each has been through.
-        self._parts: list[int | tuple[list[bytes] | list[Record], list[str | None]]] = []
+        # The length of a hole and what it has been through, or records with what each has.
+        self._parts: list[tuple[int, str] | tuple[list[bytes] | list[Record], list[str | None]]] = []
         self.count = 0
         self.records = 0
         self.size = 0
 
-    def add_hole(self, length: int) -> None:
-        self._parts.append(length)
+    def add_hole(self, length: int, via: str) -> None:
+        self._parts.append((length, via))
         self.count += length
 
     def add_records(self, records: list[bytes] | list[Record], vias: list[str | None], size: int) -> None:
@@ -50,12 +50,13 @@ class Load:
         """The copies, with seqs and a time of their own."""
         pieces: list[Piece] = []
         seq = first_seq
-        for part in self._parts:
-            if isinstance(part, int):
-                pieces.append(Hole(seq, seq + part - 1, "source_trim"))
-                seq += part
+        for records, vias in self._parts:
+            if isinstance(records, int):
+                assert isinstance(vias, str)
+                pieces.append(Hole(seq, seq + records - 1, "source_trim", vias))
+                seq += records
                 continue
-            records, vias = part
+            assert not isinstance(vias, str)
             if isinstance(records[0], bytes):
                 batch = render_plain(records, None, seq, ts)
             else:
@@ -75,7 +76,7 @@ class Cargo:
         self.last = last
         self.pieces = pieces
         self._instance = instance
-        self._has_vias = any(isinstance(piece, Batch) and piece.vias is not None for piece in pieces)
+        self._has_vias = any([piece.via if isinstance(piece, Hole) else piece.vias is not None for piece in pieces])
         self._loads: dict[tuple[Selector | None, bool, bool, str], Load] = {}
         self._contents: dict[int, list[tuple[bytes, bytes]]] = {}
 
@@ -87,7 +88,8 @@ class Cargo:
             load = self._loads[key] = Load()
             for number, piece in enumerate(self.pieces):
                 if isinstance(piece, Hole):
-                    load.add_hole(piece.last - piece.first + 1)
+                    if dest not in piece.via.split(","):
+                        load.add_hole(piece.last - piece.first + 1, self._via(piece.via or None))
                 else:
                     self._take_batch(load, number, piece, config, dest)
         return load
@@ -166,7 +168,7 @@ def between(pieces: Iterable[Piece], cursor: int, last: int) -> Iterator[Piece]:
         if first > end:
             continue
         if isinstance(piece, Hole):
-            yield Hole(first, end, piece.reason)
+            yield Hole(first, end, piece.reason, piece.via)
         else:
             yield part_of(piece, first - piece.first_seq, end - piece.first_seq + 1)
 
@@ -195,7 +197,7 @@ def retained(topic: Topic, cursor: int) -> tuple[list[Piece], int]:
         live = topic.first_live(at + 1)
         hole = topic.hole_behind(at)
         if hole is not None and hole.first < live:
-            taken.append(Hole(max(hole.first, at + 1), hole.last, "source_trim"))
+            taken.append(Hole(max(hole.first, at + 1), hole.last, "source_trim", hole.via))
             at = hole.last
             continue
         if live == topic.next_seq:

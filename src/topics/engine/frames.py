@@ -139,6 +139,8 @@ class Routed(msgspec.Struct, array_like=True):
     links: list[Link] | None
     firsts: dict[int, int]
     pieces: list[int]
+    # What holes among the pieces have been through.
+    vias: dict[int, str]
     # Of a source on another server: which it is there.
     remote_epoch: int = 0
     instance: str = ""
@@ -250,6 +252,8 @@ def routed(source: int, first: int, last: int, what: Routed, pieces: Sequence[Ba
     what.pieces = []
     for piece in pieces:
         if isinstance(piece, Hole):
+            if piece.via:
+                what.vias[len(what.pieces)] = piece.via
             what.pieces.append(piece.first - piece.last - 1)
             continue
         payload = appended(0, piece).payload
@@ -274,9 +278,9 @@ def read_routed(frame: Frame) -> tuple[Routed, list[Batch | Hole]]:
     at = 4 + length
     seq = frame.first
     pieces: list[Batch | Hole] = []
-    for size in what.pieces:
+    for number, size in enumerate(what.pieces):
         if size < 0:
-            pieces.append(Hole(seq, seq - size - 1, "source_trim"))
+            pieces.append(Hole(seq, seq - size - 1, "source_trim", what.vias.get(number, "")))
             seq -= size
         else:
             batch = _batch_of(seq, frame.payload[at : at + size])

@@ -19,7 +19,7 @@ from topics.core.check import check_count, check_flag, check_integer, show
 from topics.core.errors import InvalidRequest
 from topics.core.limits import DEFAULT_DIFF_BYTES, DEFAULT_DIFF_LIMIT, MAX_DIFF_BYTES, Limits
 from topics.core.selector import Selector, parse_selector
-from topics.core.tombstone import Reason, Tombstone
+from topics.core.tombstone import CarriedTombstone, Reason, Tombstone
 from topics.engine.chunk import Chunk
 from topics.engine.extent import Dead, Extent
 from topics.engine.retention import first_at
@@ -192,7 +192,7 @@ def diff(topic: Topic, query: Query, walk_as: type[Walk] | None = None) -> Diff:
             if walk.count or tombstone is not None:
                 break
             last = min(hole.last, stop)
-            tombstone = _tombstone(topic, cursor + 1, last, hole.reason)
+            tombstone = _tombstone(topic, cursor + 1, last, hole.reason, hole.via if query.include_via else "")
             cursor = last
             continue
         limit = stop if hole is None else min(stop, hole.first - 1)
@@ -213,8 +213,9 @@ def diff(topic: Topic, query: Query, walk_as: type[Walk] | None = None) -> Diff:
     )
 
 
-def _tombstone(topic: Topic, first: int, last: int, reason: Reason) -> Tombstone:
-    return Tombstone(first, last, reason, last - first + 1, topic.earliest_seq, topic.head_seq)
+def _tombstone(topic: Topic, first: int, last: int, reason: Reason, via: str = "") -> Tombstone:
+    fields = (first, last, reason, last - first + 1, topic.earliest_seq, topic.head_seq)
+    return CarriedTombstone(*fields, via) if via else Tombstone(*fields)
 
 
 class Walk:

@@ -592,7 +592,7 @@ class Routers:
             firsts = {index: 0 for index, (_, _, begins) in enumerate(takers) if not begins}
             plan = self._plans[key] = _Plan(wal.staged, links)
         assert plan is not None
-        what = Routed(now, slot, plan.number, links, firsts, [], remote_epoch, instance)
+        what = Routed(now, slot, plan.number, links, firsts, [], {}, remote_epoch, instance)
         is_carried = durability != "ephemeral" and any([begins for _, _, begins in takers])
         return frames.routed(epoch, first, cargo.last, what, cargo.pieces if is_carried else ())
 

@@ -201,18 +201,19 @@ class Topic:
         first = hole.first
         for known in [each for each in self.holes if each.last >= hole.first and each.first <= hole.last]:
             if first < known.first:
-                self._add_disjoint(Hole(first, known.first - 1, hole.reason))
+                self._add_disjoint(Hole(first, known.first - 1, hole.reason, hole.via))
             first = known.last + 1
         if first <= hole.last:
-            self._add_disjoint(Hole(first, hole.last, hole.reason))
+            self._add_disjoint(Hole(first, hole.last, hole.reason, hole.via))
 
     def _add_disjoint(self, hole: Hole) -> None:
         if hole.last < self.evict_floor:
             return
         at = bisect_right(self.holes, hole.first, key=attrgetter("first"))
         before = self.holes[at - 1] if at else None
-        if before is not None and before.last + 1 == hole.first and before.reason == hole.reason:
-            self.holes[at - 1] = Hole(before.first, hole.last, hole.reason)
+        is_more = before is not None and before.last + 1 == hole.first
+        if before is not None and is_more and (before.reason, before.via) == (hole.reason, hole.via):
+            self.holes[at - 1] = Hole(before.first, hole.last, hole.reason, hole.via)
         else:
             self.holes.insert(at, hole)
 

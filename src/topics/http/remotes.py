@@ -57,6 +57,7 @@ class _Gap(msgspec.Struct):
     gap_to: int
     reason: str
     earliest_seq: int
+    via: str = ""
 
 
 class _Page(msgspec.Struct):
@@ -247,7 +248,10 @@ class _Task:
         instance = self._app.engine.state.instance(self._router.source_epoch)
         for piece in cargo.pieces:
             if isinstance(piece, Hole):
-                yield {"hole": piece.last - piece.first + 1, "reason": "source_trim", "client_seq": piece.last}
+                if dest not in piece.via.split(","):
+                    path = f"{piece.via},{instance}" if piece.via else instance
+                    length = piece.last - piece.first + 1
+                    yield {"hole": length, "reason": "source_trim", "client_seq": piece.last, "via": path}
                 continue
             found = contents(piece)
             for index in chosen(piece, config.filter, dest):
@@ -325,7 +329,7 @@ def _pieces_of(page: _Page) -> list[Batch | Hole]:
         lost = max(gap.earliest_seq - gap.gap_from, 1)
         pieces.append(Hole(gap.gap_from, gap.gap_from + lost - 1, "source_trim"))
     elif gap is not None:
-        pieces.append(Hole(gap.gap_from, gap.gap_to, "source_trim"))
+        pieces.append(Hole(gap.gap_from, gap.gap_to, "source_trim", gap.via))
     run: list[_Pulled] = []
     for record in page.records:
         if run and run[-1].seq + 1 != record.seq:
