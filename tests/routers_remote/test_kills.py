@@ -16,7 +16,7 @@ DIRECTIONS = pytest.mark.parametrize("direction", ["push", "pull"])
 def connect(source: Member, dest: Member, direction: str, **fields: Any) -> Member:
     """A router between two servers; returns the one that it lives on."""
     home = source if direction == "push" else dest
-    body: dict[str, Any] = {"source": "in", "dest": "out", **fields}
+    body: dict[str, Any] = {"source": "in", "dest": "out", "start": "earliest", **fields}
     if direction == "push":
         body["dest"] = {"url": dest.url, "topic": "out"}
     else:
@@ -65,13 +65,13 @@ MOMENTS: list[tuple[str, str, str, bool]] = [
     ("push", "home", "topics.engine.routers:Routers.pushed", False),
     ("push", "home", "topics.engine.router:Router.advance", True),
     ("push", "other", "topics.engine.append:Appender.publish_pieces", True),
-    ("push", "other", "topics.http.exchange:Exchange.answer", True),
-    ("push", "other", "topics.http.exchange:Exchange.answer", False),
+    ("push", "other", "topics.http.exchange:Exchange.send", True),
+    ("push", "other", "topics.http.exchange:Exchange.send", False),
     ("pull", "home", "topics.engine.routers:Routers.take", True),
     ("pull", "home", "topics.engine.routers:Routers.take", False),
     ("pull", "home", "topics.engine.routers:Routers._publish", True),
     ("pull", "home", "topics.engine.routers:Routers._publish", False),
-    ("pull", "other", "topics.http.exchange:Exchange.answer", True),
+    ("pull", "other", "topics.http.exchange:Exchange.send", True),
 ]
 
 

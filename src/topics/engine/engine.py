@@ -357,6 +357,7 @@ class Engine:
         topic = self.topic(name)
         self.settle(topic)
         self.guard(topic, lambda: deletion.preload(topic, match))
+        self.routers.before_removal(topic)
         topic.staged_delete_id += 1
         what = Deleted(topic.staged_delete_id, self.time.now(), topic.staged_seq, before_seq, match, purpose)
         return self.committer.stage(

@@ -412,6 +412,7 @@ class Jobs:
         queue = topic.queue
         assert queue is not None
         jobs = {seq: msgspec.structs.replace(queue.jobs[seq]) for seq in what.seqs}
+        self._engine.routers.before_removal(topic)
         queue.apply(what)
         events = () if topic.config.durability == "ephemeral" else (frames.queued(topic.epoch, what),)
         level = LEVELS[topic.config.durability]
@@ -582,6 +583,7 @@ class Jobs:
                 events += [event_of(dest, piece) for piece in own]
             appender.hold(dest, own)
             pieces.append((dest, own, dest.reserved))
+        engine.routers.before_removal(topic)
         what = Lifecycle(kind, queue.number + 1, runs_of(seqs), has_copy=kind is Kind.BLOCKED)
         queue.apply(what)
         if topic.config.durability != "ephemeral":

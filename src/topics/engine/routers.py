@@ -380,11 +380,16 @@ class Routers:
     def before_freeze(self, topic: Topic) -> None:
         """A checkpoint is about to take a topic in. What waits there for its routers is forwarded, for the log may not
         keep it; and copies whose event is in an older log file, which will go, are delivered."""
-        if topic.outgoing:
-            self._forward_waiting(topic, topic.outlets or ())
         pending = topic.pending
         while pending and isinstance(pending[0], _Delivery) and pending[0].is_ready:
             self._deliver(pending[0])
+        self.before_removal(topic)
+
+    def before_removal(self, topic: Topic) -> None:
+        """Records are about to be deleted: routers that are up to date take them first, so that whoever has not taken
+        them when the log says that they are deleted will not."""
+        if topic.outgoing:
+            self._forward_waiting(topic, topic.outlets or ())
 
     def _forward_waiting(self, source: Topic, routers: Sequence[Router]) -> bool:
         """Forwards all that waits for some routers which are up to date; says whether there was anything."""

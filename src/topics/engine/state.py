@@ -14,6 +14,7 @@ from topics.engine import deletion, frames, jobs, retention
 from topics.engine.copying import Cargo, first_of
 from topics.engine.dedupe import Appended
 from topics.engine.frames import Link, RouterState
+from topics.engine.queue import REMOVING
 from topics.engine.router import Router, Routes, let_go
 from topics.engine.sealed import ChunkStore, LostRange
 from topics.engine.topic import Topic
@@ -166,9 +167,12 @@ class State:
             self.guard(topic, lambda: retention.evict_through(topic, frame.first))
         elif kind == frames.DELETE:
             what = frames.read_deleted(frame)
+            topic.outgoing.clear()
             self.guard(topic, lambda: deletion.delete(topic, what))
         elif kind == frames.QUEUE:
             event = frames.read_queued(frame)
+            if event.kind in REMOVING:
+                topic.outgoing.clear()
             self.guard(topic, lambda: jobs.fold(topic, event))
         elif kind == frames.ROUTER:
             self.put_router(topic, frames.read_router(frame))
