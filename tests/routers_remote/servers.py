@@ -86,8 +86,13 @@ class Member:
         self._child = None
         self.deaths += 1
 
+    @property
+    def is_dead(self) -> bool:
+        return self._child is None or self._child.process.poll() is not None
+
     def restart(self, prelude: str = "") -> None:
-        self.kill()
+        if self._child is not None:
+            self.kill()
         self.start(prelude)
 
     @property

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from topics.http.app import App
 
 _WAIT_MS = 20_000
+_BEGIN_SECONDS = 3.0
 _CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 40.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
 _MAX_RECORDS = 1000
@@ -102,6 +103,30 @@ class Remotes:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._version = -1
         self._pool: Any = None
+        self._beginnings: dict[int, list[Callable[[], None]]] = {}
+
+    def when_begun(self, router: Router, call: Callable[[], None]) -> None:
+        """Calls when it is known where a router begins on another server. One that is not to be reached soon is read
+        from its earliest record: whatever is written there from now on must not be passed over."""
+        self.tick()
+        if router.cursor != FROM_HEAD or router.is_removed:
+            call()
+            return
+        self._beginnings.setdefault(router.id, []).append(call)
+        self._app.loop.call_later(_BEGIN_SECONDS, self._begin_at_earliest, router)
+
+    def _begin_at_earliest(self, router: Router) -> None:
+        if router.id in self._beginnings:
+            commit = begin_at_earliest(self._app, router)
+            if commit is not None:
+                commit.on_done(lambda _: self.begun(router))
+                self._app.end_turn()
+            else:
+                self.begun(router)
+
+    def begun(self, router: Router) -> None:
+        for call in self._beginnings.pop(router.id, ()):
+            call()
 
     def check(self, end: Remote) -> None:
         """Refuses what no router may reach: addresses that only this machine's keepers should talk to."""
@@ -123,9 +148,8 @@ class Remotes:
             self._version = routes.version
         for number, router in wanted.items():
             if number not in self._tasks and router.is_active:
-                self._tasks[number] = self._app.loop.create_task(
-                    _Task(self._app, router, self.pool, self._jitter).run()
-                )
+                task = _Task(self._app, router, self, self._jitter)
+                self._tasks[number] = self._app.loop.create_task(task.run())
 
     @property
     def pool(self) -> Any:
@@ -146,10 +170,11 @@ class Remotes:
 
 
 class _Task:
-    def __init__(self, app: App, router: Router, pool: Any, jitter: Callable[[], float]) -> None:
+    def __init__(self, app: App, router: Router, remotes: Remotes, jitter: Callable[[], float]) -> None:
         self._app = app
         self._router = router
-        self._pool = pool
+        self._remotes = remotes
+        self._pool = remotes.pool
         self._jitter = jitter
         self._failures = 0
         self._there: _There | None = None
@@ -183,6 +208,8 @@ class _Task:
     async def _pause(self, why: str) -> None:
         """Longer and longer, and never in step with others."""
         self._app.engine.routers.failed(self._router, why)
+        await _done(begin_at_earliest(self._app, self._router), self._app)
+        self._remotes.begun(self._router)
         self._there = None
         pause = min(_FIRST_PAUSE * 2.0**self._failures, _LONGEST_PAUSE)
         self._failures = min(self._failures + 1, 16)
@@ -294,6 +321,7 @@ class _Task:
         if not router.source_epoch:
             at = {FROM_HEAD: there.head_seq, FROM_EARLIEST: there.earliest_seq - 1}.get(router.cursor, 0)
             await _done(routers.begin_at(router, there.epoch, at), app)
+        self._remotes.begun(router)
         query = {
             "from_seq": router.cursor,
             "epoch": router.source_epoch,
@@ -319,6 +347,12 @@ class _Task:
             return
         cargo = Cargo(first, page.next_from_seq, pieces, there.instance)
         await _done(routers.take(router, cargo, page.epoch, there.instance), app)
+
+
+def begin_at_earliest(app: App, router: Router) -> Commit | None:
+    if router.cursor != FROM_HEAD or router.is_removed or app.engine.committer.read_only is not None:
+        return None
+    return app.engine.routers.begin_at(router, 0, FROM_EARLIEST)
 
 
 def _pieces_of(page: _Page) -> list[Batch | Hole]:

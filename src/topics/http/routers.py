@@ -35,7 +35,15 @@ def put(app: App, exchange: Exchange, name: str) -> None:
             app.remotes.check(end)
 
     def answer(result: PutRouter) -> None:
-        exchange.answer({**result.view.to_json(), "created": result.created}, 201 if result.created else 200)
+        def send() -> None:
+            view = app.engine.routers.view(router) if router is not None else result.view
+            exchange.answer({**view.to_json(), "created": result.created}, 201 if result.created else 200)
+
+        router = app.engine.state.routes.by_name.get(name)
+        if router is not None and isinstance(config.source, Remote):
+            app.remotes.when_begun(router, send)
+        else:
+            send()
 
     try:
         commit = app.engine.routers.put(name, patch)
