@@ -8,16 +8,17 @@ but `ephemeral`; and there what is gone is told.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.clocks import ManualClock
-from tests.crash import CLASSES, ENDS, KILL, OPTIONS, assert_same, dump, left_by, names, shrink_chunks
+from tests.crash import CLASSES, DEEP, ENDS, KILL, OPTIONS, assert_same, dump, left_by, names, shrink_chunks
 from tests.simdisk import PowerCut, SimDisk
 from topics.core.config import Durability
 from topics.core.tombstone import Tombstone
@@ -55,6 +56,8 @@ class Net:
 
     def open(self) -> None:
         self.log = Log(self.disk, clock=self.clock, options=self.options, background=False)
+        # A tick forwards all that it can, however busy the machine is.
+        patch.object(self.log.engine.routers, "_timer", lambda: 0.0).start()
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
@@ -143,9 +146,17 @@ def check(net: Net, killed: bool) -> None:
         assert found or not (write.acked and is_safe), f"{write} is lost"
         assert found or not write.acked or net.told(write.topic), f"{write} is lost, and nobody is told"
     for view in net.log.routers():
-        assert (view.state, view.lag, view.last_error) == ("running", 0, None), view
         source, dest = str(view.config.source), str(view.config.dest)
-        if source in there and not {"ephemeral"} & {net.durability(source), net.durability(dest)}:
+        if view.state == "blocked":
+            caps = net.log.engine.topic(dest).config
+            assert caps.cap_records == len(there[dest]), f"{view}, but there is room"
+            continue
+        assert (view.state, view.lag, view.last_error) == ("running", 0, None), view
+        if (
+            source in there
+            and not {dest, view.router} & net.ended
+            and not {"ephemeral"} & {net.durability(source), net.durability(dest)}
+        ):
             missing = Counter(there[source]) - Counter(there[dest])
             assert not missing, f"{view.router} has not brought {missing}"
     for topic, datas in there.items():
@@ -268,7 +279,8 @@ def put(net: Net) -> None:
     net.write("a", 2)
     net.log.route("all", preserve_tag=False)
     net.write("a", 2)
-    net.log.route("new", source="a", dest="c")
+    net.ended.add("young")
+    net.log.route("young", source="a", dest="c")
     net.log.route("later", source="new", dest="d")
     net.log.put("new", durability="fsync")
     net.write("new", 2)
@@ -281,7 +293,7 @@ def each_has_its_share(net: Net) -> None:
         equal("a", "b")(net)
     if not is_ephemeral(net) and "later" in routers and "new" in names(net.log):
         equal("new", "d")(net)
-    assert len(routers) == len({"all", "new", "later"} & routers)
+    assert routers <= {"all", "young", "later"}
 
 
 def unroute(net: Net) -> None:
@@ -342,6 +354,7 @@ def dropped_is_gone(net: Net) -> None:
 def full(net: Net, source: Durability, dest: Durability) -> None:
     net.log.put("a", durability=source)
     net.log.put("b", durability=dest, cap_records=2, discard="reject")
+    net.ended.add("b")
     net.log.put("c", durability=dest)
     for way in ("ab", "bc"):
         net.log.route(way, source=way[0], dest=way[1])
@@ -360,6 +373,8 @@ def make_room(net: Net) -> None:
 
 
 def all_came_through(net: Net) -> None:
+    net.log.put("b", cap_records=0)
+    net.settle()
     equal("a", "c")(net)
 
 
@@ -454,21 +469,20 @@ def crashes(scenario: Scenario, classes: tuple[Durability, Durability]) -> Itera
         return
 
 
-def ends_of(classes: tuple[Durability, Durability]) -> Sequence[str]:
-    return ENDS if len(set(classes)) == 1 else ("drop", "torn", KILL)
-
-
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "_"))
 @pytest.mark.parametrize("classes", PAIRS, ids="-".join)
 def test_a_crash_in_any_call_loses_and_doubles_no_copy(
     scenario: Scenario, classes: tuple[Durability, Durability]
 ) -> None:
+    ends = ENDS if len(set(classes)) == 1 else ("drop", "torn", KILL)
     for number, crashed in enumerate(crashes(scenario, classes)):
-        for end in ends_of(classes)[number % 2 :: 2]:
+        for end in ends if DEEP else [ends[number % len(ends)]]:
             net = crashed.reborn(left_by(crashed.disk, end, Random(f"{number} {end}")))
             net.settle()
             check(net, killed=end == KILL)
             scenario.check(net)
+            if number % 4 and not DEEP:
+                continue
             # Life goes on, and what was settled stays so over the next end.
             if "a" in names(net.log):
                 net.write("a", 2)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.http.server import LocalServer
@@ -39,11 +40,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def local(tmp_path: Path, quick: None) -> Iterator[Locals]:
-    """Starts servers inside this process, each with a directory of its own unless one is named."""
+    """Starts servers inside this process, each with a directory of its own."""
     started: list[LocalServer] = []
 
-    def begin(name: str | None = None, **fields: Any) -> LocalServer:
-        server = LocalServer(tmp_path / (name or f"l{len(started)}"), **fields).start()
+    def begin(port: int = 0, **fields: Any) -> LocalServer:
+        server = LocalServer(tmp_path / f"l{len(started)}", **fields)
+        server.server.settings = msgspec.structs.replace(server.server.settings, port=port)
+        server.start()
         started.append(server)
         return server
 

@@ -91,7 +91,7 @@ def test_deaths_at_chosen_moments(members: Members, direction: str) -> None:
         dying.restart(deadly(method, 2, before))
         # The first record goes alone, so that there is a second time.
         first = Writer(source.url, "in", f"{number}a", 1)
-        settles(lambda: dying.is_dead or count_of(dest.client, "out") > len(written), "the first")  # noqa: B023
+        settles(lambda: dying.is_dead or dest.count("out") > len(written), "the first")  # noqa: B023
         second = Writer(source.url, "in", f"{number}b", 20)
         dying.wait_for_death()
         dying.start()

@@ -324,7 +324,10 @@ class Engine:
             topic.last_read_ts = self.time.latest
         while True:
             try:
-                return read.diff(topic, query, walk_as)
+                answer = read.diff(topic, query, walk_as)
+                if query.include_via:
+                    answer.instance = self.state.instance(topic.epoch)
+                return answer
             except LostRange as lost:
                 self.lose(topic, lost)
 

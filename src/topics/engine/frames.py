@@ -109,6 +109,8 @@ class RouterState(msgspec.Struct, array_like=True):
     source_epoch: int
     cursor: int
     forwarded: int = 0
+    # Of a source on another server: which topic of all it is.
+    instance: str = ""
 
 
 class Advanced(msgspec.Struct, array_like=True):
@@ -117,6 +119,7 @@ class Advanced(msgspec.Struct, array_like=True):
     source_epoch: int
     cursor: int
     forwarded: int
+    instance: str = ""
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -244,7 +247,7 @@ def router_dropped(home: int, router: int) -> Event:
 
 
 def router_advanced(home: int, router: int, what: Advanced) -> Event:
-    return Event(ADVANCED, home, router, what.cursor, _encode(what))
+    return Event(ADVANCED, home, router, max(what.cursor, 0), _encode(what))
 
 
 def routed(source: int, first: int, last: int, what: Routed, pieces: Sequence[Batch | Hole]) -> Event:

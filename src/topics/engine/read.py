@@ -64,6 +64,8 @@ class Diff(msgspec.Struct, kw_only=True):
     earliest_seq: int
     tombstone: Tombstone | None
     scanned: int
+    # Which topic of all servers it is, for routers that ask.
+    instance: str | None = None
     runs: list[tuple[Chunk, int, int]] | None = None
 
     @property
@@ -95,6 +97,8 @@ class Diff(msgspec.Struct, kw_only=True):
     def to_buffers(self, performance: bytes) -> list[bytes | memoryview]:
         """The same as it stands in memory: what is written from here is not copied before the kernel does."""
         head = b'{"topic":"%b","epoch":%d,"records":[' % (self.topic.encode(), self.epoch)
+        if self.instance is not None:
+            head = b'{"instance":"%b",%b' % (self.instance.encode(), head[1:])
         end = (
             b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
             b'"performance":%b}'

@@ -29,6 +29,7 @@ class Router:
             "forwarded",
             "home",
             "id",
+            "instance",
             "is_active",
             "is_local",
             "is_removed",
@@ -44,6 +45,7 @@ class Router:
         self.source_epoch = state.source_epoch
         self.cursor = self.staged_cursor = state.cursor
         self.forwarded = state.forwarded
+        self.instance = state.instance
         self.home = home
         self.is_local = not state.config.is_remote
         # It is durable, and may forward.
@@ -71,9 +73,12 @@ class Router:
         return isinstance(self.staged_config.dest, Remote)
 
     def state(self) -> RouterState:
-        return RouterState(self.id, self.name, self.config, self.source_epoch, self.cursor, self.forwarded)
+        return RouterState(
+            self.id, self.name, self.config, self.source_epoch, self.cursor, self.forwarded, self.instance
+        )
 
-    def advance(self, source_epoch: int, cursor: int, records: int) -> None:
+    def advance(self, source_epoch: int, cursor: int, records: int, instance: str = "") -> None:
+        self.instance = instance or self.instance
         self.source_epoch = source_epoch
         self.cursor = cursor
         self.forwarded += records

@@ -539,7 +539,7 @@ class Routers:
         deliveries: list[Commit] = []
         source_epoch = remote_epoch or epoch
         for router, load, first in takers:
-            publish = partial(self._publish, router, load, first, now, source_epoch, cargo.last)
+            publish = partial(self._publish, router, load, first, now, (source_epoch, cargo.last, instance))
             delivery = _Delivery(level, (router.home,), publish)
             delivery.start = start
             router.home.pending.append(delivery)
@@ -601,13 +601,14 @@ class Routers:
         is_carried = durability != "ephemeral" and any([begins for _, _, begins in takers])
         return frames.routed(epoch, first, cargo.last, what, cargo.pieces if is_carried else ())
 
-    def _publish(self, router: Router, load: Load, first: int, ts: int, source_epoch: int, last: int) -> None:
+    def _publish(self, router: Router, load: Load, first: int, ts: int, place: tuple[int, int, str]) -> None:
+        source_epoch, last, instance = place
         dest = router.home
         if first:
             dest.pending_count -= load.records
             dest.pending_bytes -= load.size
             self._engine.appender.publish_pieces(dest, load.render(first, ts))
-        router.advance(source_epoch, last, load.records)
+        router.advance(source_epoch, last, load.records, instance)
 
     def _deliver(self, delivery: Commit) -> None:
         if not delivery.done:
@@ -638,15 +639,17 @@ class Routers:
         records = cargo.take(router.staged_config, "").records
         return self._move(router, Advanced(router.source_epoch, cargo.last, router.forwarded + records))
 
-    def begin_at(self, router: Router, source_epoch: int, cursor: int) -> Commit | None:
+    def begin_at(self, router: Router, source_epoch: int, cursor: int, instance: str = "") -> Commit | None:
         """Where a router begins in a topic of another server is known only when that is reached."""
-        return None if router.is_removed else self._move(router, Advanced(source_epoch, cursor, router.forwarded))
+        if router.is_removed:
+            return None
+        return self._move(router, Advanced(source_epoch, cursor, router.forwarded, instance))
 
     def _move(self, router: Router, what: Advanced) -> Commit:
         event = frames.router_advanced(router.home.epoch, router.id, what)
 
         def publish() -> None:
-            router.advance(what.source_epoch, what.cursor, what.forwarded - router.forwarded)
+            router.advance(what.source_epoch, what.cursor, what.forwarded - router.forwarded, what.instance)
 
         return self._engine.committer.stage(Level.WRITTEN, (router.home,), (event,), publish)
 

@@ -182,7 +182,7 @@ class State:
             router = (topic.inlets or {}).get(frame.first)
             if router is not None:
                 far = frames.read_advanced(frame)
-                router.advance(far.source_epoch, far.cursor, far.forwarded - router.forwarded)
+                router.advance(far.source_epoch, far.cursor, far.forwarded - router.forwarded, far.instance)
         elif kind == frames.CONFIG:
             self._close_gap(topic, frame)
             topic.config = frames.read_config(frame)
@@ -220,7 +220,7 @@ class State:
             first = what.firsts.get(index, frame.first + link.offset if link.offset is not None else 0)
             if first and dest.config.durability != "ephemeral":
                 self._append_copies(dest, frame, load.render(first, what.ts))
-            router.advance(what.remote_epoch or frame.epoch, frame.last, load.records if first else 0)
+            router.advance(what.remote_epoch or frame.epoch, frame.last, load.records if first else 0, what.instance)
         source = self.topics.get(frame.epoch)
         if source is not None:
             let_go(source)

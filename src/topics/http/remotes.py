@@ -56,8 +56,6 @@ class _Pulled(msgspec.Struct, rename={"seq": "$seq", "tag": "$tag", "node": "$no
 class _Gap(msgspec.Struct):
     gap_from: int
     gap_to: int
-    reason: str
-    earliest_seq: int
     via: str = ""
 
 
@@ -67,6 +65,7 @@ class _Page(msgspec.Struct):
     next_from_seq: int
     head_seq: int
     caught_up: bool
+    instance: str
     tombstone: _Gap | None = None
 
 
@@ -320,29 +319,30 @@ class _Task:
             raise Refused(f"{self._end.url}: topic {self._end.topic!r} does not exist")
         if not router.source_epoch:
             at = {FROM_HEAD: there.head_seq, FROM_EARLIEST: there.earliest_seq - 1}.get(router.cursor, 0)
-            await _done(routers.begin_at(router, there.epoch, at), app)
+            await _done(routers.begin_at(router, there.epoch, at, there.instance), app)
         self._remotes.begun(router)
+        # It may have been made again, or its server may have lost everything: then it is read from its beginning.
+        is_new = router.instance not in ("", there.instance)
         query = {
-            "from_seq": router.cursor,
-            "epoch": router.source_epoch,
+            "from_seq": 0 if is_new else router.cursor,
             "limit": _MAX_RECORDS,
             "max_bytes": _MAX_BYTES,
             "include_tags": True,
             "include_via": True,
-            "wait_ms": _WAIT_MS,
+            "wait_ms": 0 if is_new else _WAIT_MS,
         }
         status, body = await self._ask("POST", "/diff", query)
         page = _decode_page(_good(status, body))
-        if page.epoch != there.epoch:
-            # It was made again since we met.
+        if page.instance != there.instance:
+            # It is another one since we met.
             self._there = None
-            if await self._meet() is None:
-                return
-            there = self._there
-        assert there is not None
+            return
         router.remote_head = page.head_seq
         pieces = _pieces_of(page)
-        first = router.cursor + 1 if page.epoch == router.source_epoch else 0
+        if is_new and page.tombstone is None:
+            # What was not read of the old one, nobody can say.
+            pieces.insert(0, Hole(0, 0, "source_trim"))
+        first = 0 if is_new else router.cursor + 1
         if page.next_from_seq < first and not pieces:
             return
         cargo = Cargo(first, page.next_from_seq, pieces, there.instance)
@@ -358,11 +358,7 @@ def begin_at_earliest(app: App, router: Router) -> Commit | None:
 def _pieces_of(page: _Page) -> list[Batch | Hole]:
     pieces: list[Batch | Hole] = []
     gap = page.tombstone
-    if gap is not None and gap.reason == "recreated":
-        # What was not read of the old one, nobody can say; what the new one has lost already is known.
-        lost = max(gap.earliest_seq - gap.gap_from, 1)
-        pieces.append(Hole(gap.gap_from, gap.gap_from + lost - 1, "source_trim"))
-    elif gap is not None:
+    if gap is not None:
         pieces.append(Hole(gap.gap_from, gap.gap_to, "source_trim", gap.via))
     run: list[_Pulled] = []
     for record in page.records:
