@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -32,7 +33,8 @@ from topics.core.records import decode_write, encode_write
 from topics.core.routing import RouterPatch
 from topics.core.selector import parse_selector
 from topics.engine.commit import Commit
-from topics.engine.copying import Cargo
+from topics.engine.copying import Cargo, first_of
+from topics.engine.engine import Engine
 from topics.engine.frames import Event as LogEvent
 from topics.engine.jobs import Holder
 from topics.engine.options import Options
@@ -84,6 +86,8 @@ ROUTES = st.fixed_dictionaries(
     },
 )
 DELAYS = st.sampled_from([0, 0, 0, 1, 60, 699, 701])
+# One of what there is.
+PICKS = st.integers(0, 59)
 EDGES = st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=5)
 
 
@@ -125,7 +129,7 @@ class RouterMachine(RuleBasedStateMachine):
     @initialize(
         checkpoint_bytes=st.sampled_from([400, 2000, 1 << 20, 1 << 20]),
         chunk_bytes=st.sampled_from([120, 1000]),
-        configs=st.tuples(*[st.none() | FIRST] * 5),
+        configs=st.tuples(*[st.one_of(FIRST, FIRST, FIRST, st.none())] * 5),
         shape=SHAPES,
         routes=st.tuples(*[ROUTES] * 6),
     )
@@ -268,15 +272,52 @@ class RouterMachine(RuleBasedStateMachine):
             made.append(item if item.hole is not None else Item(b'"%d%s"' % (self.serial, item.data), *_rest(item)))
         return made
 
+    def source(self, pick: int) -> str:
+        """A topic that routers read, if there is one."""
+        names = sorted({route.source for route in self.graph.routes.values()}) or list(self.graph.topics) or ["a"]
+        return names[pick % len(names)]
+
+    def dest(self, pick: int) -> str | None:
+        names = sorted({route.dest for route in self.graph.routes.values()}) or list(self.graph.topics)
+        return names[pick % len(names)] if names else None
+
     @rule(name=NAMES, items=ITEMS, delay=DELAYS)
     def write(self, name: str, items: list[Item], delay: int) -> None:
         self.clock.advance(delay)
         self.write_to(name, items)
 
-    @rule(name=NAMES, items=ITEMS, times=st.integers(2, 6))
-    def write_often(self, name: str, items: list[Item], times: int) -> None:
+    @rule(pick=PICKS, items=ITEMS, times=st.integers(1, 6), steps=st.integers(0, 6))
+    def write_often(self, pick: int, items: list[Item], times: int, steps: int) -> None:
         for _ in range(times):
-            self.write_to(name, items)
+            self.write_to(self.source(pick), items)
+        self.work(steps)
+
+    @rule(pick=PICKS, items=ITEMS, steps=st.integers(0, 6), ending=st.sampled_from(["kill", *MODES]))
+    def write_and_die(self, pick: int, items: list[Item], steps: int, ending: str) -> None:
+        """A crash with copies on their way."""
+        for _ in range(2):
+            self.write_to(self.source(pick), items)
+            self.work(steps)
+        if ending == "kill":
+            self.kill(0)
+        else:
+            self.power_cut(next(mode for mode in MODES if mode == ending), pick, 0)
+
+    @rule(pick=PICKS, cap=st.integers(1, 3))
+    def close_dest(self, pick: int, cap: int) -> None:
+        """A dest that refuses what is too much."""
+        name = self.dest(pick)
+        if name is not None:
+            self.put_topic(name, {"cap_records": cap, "discard": "reject"})
+
+    @rule(pick=PICKS, wide=st.booleans())
+    def make_room(self, pick: int, wide: bool) -> None:
+        name = self.dest(pick)
+        if name is not None and wide:
+            self.put_topic(name, {"cap_records": 0, "cap_bytes": 0})
+        elif name is not None:
+            self.delete(pick, 1.0, None, in_dest=True)
+        self.tick(701)
 
     def write_to(self, name: str, items: list[Item]) -> None:
         items = self.unlike(items)
@@ -296,10 +337,12 @@ class RouterMachine(RuleBasedStateMachine):
         if seqs:
             assert list(result.seqs) == seqs[0]
 
-    @rule(one=NAMES, other=NAMES, items=ITEMS, more=ITEMS)
-    def transact(self, one: str, other: str, items: list[Item], more: list[Item]) -> None:
-        if one == other or not {one, other} <= set(self.graph.topics):
+    @rule(pick=PICKS, items=ITEMS, more=ITEMS)
+    def transact(self, pick: int, items: list[Item], more: list[Item]) -> None:
+        names = list(self.graph.topics)
+        if len(names) < 2:
             return
+        one, other = names[pick % len(names)], names[(pick + 1) % len(names)]
         self.txns += 1
         txn = f"t{self.txns}"
         writes = {one: self.unlike(items), other: self.unlike(more)}
@@ -318,9 +361,10 @@ class RouterMachine(RuleBasedStateMachine):
         counts = {name: len(each) for name, each in writes.items()}
         self.act(lambda: self.engine.transactions.commit(txn, [Part("p", counts)], "c", self.txns), modelled)
 
-    @rule(name=NAMES, share=st.none() | st.floats(0, 1.1), match=st.none() | TAGS)
-    def delete(self, name: str, share: float | None, match: str | None) -> None:
-        if name not in self.graph.topics or (share is None and match is None):
+    @rule(pick=PICKS, share=st.none() | st.floats(0, 1.1), match=st.none() | TAGS, in_dest=st.booleans())
+    def delete(self, pick: int, share: float | None, match: str | None, in_dest: bool) -> None:
+        name = self.dest(pick) if in_dest else self.source(pick)
+        if name is None or name not in self.graph.topics or (share is None and match is None):
             return
         self.visible(name)
         topic, now = self.graph.topics[name], self.clock.now()
@@ -333,11 +377,13 @@ class RouterMachine(RuleBasedStateMachine):
         )
         assert result.deleted == count[0]
 
-    @rule(name=NAMES, most=st.integers(1, 4))
-    def work_off(self, name: str, most: int) -> None:
+    @rule(pick=PICKS, most=st.integers(1, 4))
+    def work_off(self, pick: int, most: int) -> None:
         """Jobs of a queue, claimed and acked."""
-        if name not in self.graph.topics or not self.graph.topics[name].is_queue:
+        queues = [topic.name for topic in self.graph.topics.values() if topic.is_queue]
+        if not queues:
             return
+        name = queues[pick % len(queues)]
         self.visible(name)
         topic = self.graph.topics[name]
         topic.settle(self.clock.now())
@@ -429,7 +475,12 @@ class RouterMachine(RuleBasedStateMachine):
             self.synced = len(self.events)
         self.engine.tick()
 
-    @rule(name=NAMES)
+    @rule(pick=PICKS)
+    def read_dest(self, pick: int) -> None:
+        name = self.dest(pick)
+        if name is not None:
+            self.read(name)
+
     def read(self, name: str) -> None:
         """A reader of one topic sees what its sources had acked, through every router that is not held up."""
         if name not in self.graph.topics:
@@ -629,15 +680,13 @@ def _rest(item: Item) -> tuple[bytes | None, str | None, str | None]:
     return item.meta, item.tag, item.node
 
 
-def _base(engine: Any, name: str) -> int:
+def _base(engine: Engine, name: str) -> int:
     """The cursor behind which a source has everything at hand that it was ever given."""
-    outgoing = engine.state.by_name[name].outgoing
-    if not outgoing:
-        head: int = engine.state.by_name[name].head_seq
-        return head
-    first = outgoing[0]
-    return (first.first if hasattr(first, "first") else first.first_seq) - 1
+    source = engine.state.by_name[name]
+    return first_of(source.outgoing[0]) - 1 if source.outgoing else source.head_seq
 
 
+# Every example has many crashes in it.
+RouterMachine.TestCase.settings = settings(max_examples=settings().max_examples // 3)
 # Passing takes a minute; the rest is for Hypothesis to shrink what it finds.
 TestRouterMachine = pytest.mark.timeout(900)(RouterMachine.TestCase)

@@ -39,7 +39,7 @@ def test_either_side_is_killed_under_load(members: Members, direction: str) -> N
     dest.ask("PUT", "/v0/topics/out", {"durability": "fsync" if direction == "pull" else "disk"})
     home = connect(source, dest, direction)
     luck = random.Random(direction)
-    rounds, step = 6, 60
+    rounds, step = 4, 60
     writer = Writer(source.url, "in", "w", rounds * step)
     for number in range(rounds):
         writer.wait_for(number * step + luck.randrange(1, step - 10))
@@ -59,20 +59,16 @@ def test_either_side_is_killed_under_load(members: Members, direction: str) -> N
 # Who dies (the home of the router, or the other), where, and whether before or behind that.
 MOMENTS: dict[str, list[tuple[str, str, bool]]] = {
     "push": [
-        ("home", "topics.engine.routers:Routers.next_cargo", False),
         ("home", "topics.engine.routers:Routers.pushed", True),
         ("home", "topics.engine.routers:Routers.pushed", False),
         ("other", "topics.engine.append:Appender.publish_pieces", True),
         ("other", "topics.http.exchange:Exchange.send", True),
-        ("other", "topics.http.exchange:Exchange.send", False),
     ],
     "pull": [
-        ("home", "topics.engine.routers:Routers.take", True),
         ("home", "topics.engine.routers:Routers.take", False),
         ("home", "topics.engine.routers:Routers._publish", True),
         ("home", "topics.engine.routers:Routers._publish", False),
         ("other", "topics.http.exchange:Exchange.send", True),
-        ("other", "topics.http.exchange:Exchange.send", False),
     ],
 }
 
@@ -114,7 +110,6 @@ def test_what_the_source_evicts_while_the_other_is_away_is_a_hole(members: Membe
     wait_for_all(source, dest, home, 5)
     dest.kill()
     second = Writer(source.url, "in", "v", 40).join()
-    source.restart()
     dest.start()
     settles(lambda: count_of(dest.client, "out") >= 15, lambda: home.router("r"))
     records, lost = read_all(dest.client, "out")

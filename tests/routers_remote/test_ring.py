@@ -48,7 +48,7 @@ def test_a_ring_of_servers_is_multi_master_while_each_is_killed(members: Members
     for here, there in zip(ring, ring[1:] + ring[:1], strict=True):
         remote = {"url": there.url, "topic": "t"}
         here.ask("PUT", "/v0/routers/next", {"source": "t", "dest": remote, "allow_cycle": True})
-    rounds, step = 6, 30
+    rounds, step = 3, 60
     writers = [
         Writer(member.url, "t", name, rounds * step, node=name) for member, name in zip(ring, names, strict=True)
     ]
@@ -78,7 +78,7 @@ def test_a_ring_of_servers_is_multi_master_while_each_is_killed(members: Members
         assert not [data for data in seen if data.startswith(name)], "a node read its own record"
         assert sorted(seen) == others
         assert reader.lost == []
-    assert [member.deaths for member in ring] == [2, 2, 2]
+    assert [member.deaths for member in ring] == [1, 1, 1]
     # Each pushes its own and those of the one before it; the next but one has written the rest itself.
     for member in ring:
         assert member.router("next")["forwarded_total"] == 2 * rounds * step

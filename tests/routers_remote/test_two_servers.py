@@ -9,6 +9,7 @@ import pytest
 
 from tests.http.server import LocalServer, client_of, datas, diff, error_of, write
 from tests.routers_remote.conftest import Locals
+from tests.routers_remote.proxies import Proxy
 from tests.routers_remote.servers import count_of, data_of, free_port, read_all, settles
 from topics.core.limits import Limits
 
@@ -133,8 +134,8 @@ def test_a_start_at_the_head_leaves_out_what_was_there(pair: Pair) -> None:
 @DIRECTIONS
 def test_losses_are_holes_and_deletes_are_not(pair: Pair) -> None:
     pair.source.put("/v0/topics/in", json={"cap_records": 4})
-    records = [{"data": 1}, {"hole": 3, "reason": "source_trim"}, {"data": 2}, {"data": 3, "tag": "x"}, {"data": 4}]
-    pair.source.post("/v0/topics/in", json={"records": records})
+    sent = [{"data": 1}, {"hole": 3, "reason": "source_trim"}, {"data": 2}, {"data": 3, "tag": "x"}, {"data": 4}]
+    pair.source.post("/v0/topics/in", json={"records": sent})
     pair.source.post("/v0/topics/in/delete", json={"match": "x"})
     pair.put()
     pair.arrives(1, 2, 4)
@@ -213,8 +214,8 @@ def test_a_server_that_is_away_at_first(local: Locals, direction: str) -> None:
 @DIRECTIONS
 def test_a_key_that_is_refused_is_told_and_put_right(local: Locals, direction: str) -> None:
     guarded = "good-key-1,blind-key-2:write,mute-key-3:read,other-key-4::elsewhere"
-    servers = [local(), local(api_keys=guarded)]
-    pair = Pair(*(servers if direction == "push" else servers[::-1]), direction)
+    near, guard = local(), local(api_keys=guarded)
+    pair = Pair(near, guard, direction) if direction == "push" else Pair(guard, near, direction)
     far = pair.dest if pair.is_push else pair.source
     far.headers["authorization"] = "Bearer good-key-1"
     write(pair.source, "in", 1, 2)
@@ -238,8 +239,8 @@ def test_a_key_that_is_refused_is_told_and_put_right(local: Locals, direction: s
 @pytest.mark.parametrize(("direction", "scopes"), [("push", "write"), ("push", "rw"), ("pull", "read"), ("pull", "rw")])
 def test_a_key_needs_no_more_than_its_direction(local: Locals, direction: str, scopes: str) -> None:
     name = "out" if direction == "push" else "in"
-    servers = [local(), local(api_keys=f"good-key-1,least-key-2:{scopes}:{name}")]
-    pair = Pair(*(servers if direction == "push" else servers[::-1]), direction)
+    near, guard = local(), local(api_keys=f"good-key-1,least-key-2:{scopes}:{name}")
+    pair = Pair(near, guard, direction) if direction == "push" else Pair(guard, near, direction)
     far = pair.dest if pair.is_push else pair.source
     far.headers["authorization"] = "Bearer good-key-1"
     write(pair.source, "in", 1)
@@ -272,6 +273,22 @@ def test_a_source_that_is_not_there_is_told_and_read_from_its_first_record(local
     write(pair.source, "in", 1, 2)
     pair.arrives(1, 2)
     pair.runs()
+
+
+def test_a_pull_that_is_back_says_so(local: Locals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when there is nothing new to bring."""
+    monkeypatch.setattr("topics.http.remotes._WAIT_MS", 30_000)
+    source = local()
+    with Proxy(source.port) as proxy:
+        here = client_of(local().url)
+        write(client_of(source.url), "in", 1)
+        end = {"url": proxy.url, "topic": "in"}
+        here.put("/v0/routers/r", json={"source": end, "dest": "out", "start": "earliest"})
+        settles(lambda: data_of(here, "out") == [1], "the first")
+        proxy.cut("up", 1)
+        proxy.wait_for_cut(1)
+        settles(lambda: here.get("/v0/routers/r").json()["state"] == "running", "running again")
+        assert here.get("/v0/routers/r").json()["last_error"] is None
 
 
 def test_what_is_no_server_of_ours_is_told(local: Locals) -> None:

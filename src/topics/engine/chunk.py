@@ -15,7 +15,6 @@ import msgspec
 from topics.core.records import DATA_KEY, META_KEY, Batch
 
 TARGET_BYTES = 256 << 10
-_LARGE = TARGET_BYTES // 2
 
 _encode_text = msgspec.json.Encoder().encode
 
@@ -77,7 +76,7 @@ class Chunk:
         else:
             self.ends.extend(islice(accumulate(batch.lens, initial=len(body)), 1, None))
             self.ts.extend(array("Q", (batch.ts,)) * more)
-        if not body and len(batch.body) >= _LARGE:
+        if not body and len(batch.body) >= TARGET_BYTES // 2:
             # A large run is a chunk of its own: its bytes stay where they are.
             self.body = batch.body
         else:

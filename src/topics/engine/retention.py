@@ -58,7 +58,8 @@ def first_at(topic: Topic, ts: int) -> int:
     if index == len(refs):
         return extent.last_seq + 1
     ref = refs[index]
-    if extent.is_dead(ref):
+    if extent.is_dead(ref) or ref.last_seq < topic.earliest_seq:
+        # Nobody may look at what is dead: its bytes may be gone.
         return ref.first_seq
     return ref.first_seq + bisect_left(extent.load(topic.store, ref).ts, ts)
 
