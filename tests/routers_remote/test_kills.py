@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.http.server import diff, write
 from tests.routers_remote.conftest import Members
 from tests.routers_remote.servers import Member, Writer, count_of, data_of, deadly, read_all, settles
 
@@ -119,6 +120,35 @@ def test_what_the_source_evicts_while_the_other_is_away_is_a_hole(members: Membe
     assert [record["$seq"] for record in records] == [*range(1, 6), *range(36, 46)]
     settles(lambda: home.router("r")["lag"] == 0, lambda: home.router("r"))
     assert home.router("r")["forwarded_total"] == 15
+
+
+def test_what_a_kill_takes_from_a_source_is_told_at_the_dest(members: Members) -> None:
+    """Classes that promise less: the dest tells what a reader of the source is told, at the same seqs."""
+    source, dest = members(2)
+    for durability in ("memory", "ephemeral"):
+        for direction in ("push", "pull"):
+            name = f"{durability}-{direction}"
+            source.ask("PUT", f"/v0/topics/{name}", {"durability": durability})
+            end = {"url": (dest if direction == "push" else source).url, "topic": name}
+            ends = {"source": name, "dest": end} if direction == "push" else {"source": end, "dest": name}
+            home = source if direction == "push" else dest
+            home.ask("PUT", f"/v0/routers/{name}", {**ends, "start": "earliest"})
+    names = [f"{durability}-{direction}" for durability in ("memory", "ephemeral") for direction in ("push", "pull")]
+    for name in names:
+        write(source.client, name, *range(1, 6))
+    for name in names:
+        settles(lambda name=name: dest.count(name) == 5, name)  # type: ignore[misc]
+    source.restart()
+    for name in names:
+        write(source.client, name, "new")
+    for name in names:
+        settles(lambda name=name: "new" in data_of(dest.client, name), name)  # type: ignore[misc]
+        told = diff(source.client, name, from_seq=5)
+        gap = told["tombstone"]
+        records, lost = read_all(dest.client, name)
+        assert [record["data"] for record in records] == [1, 2, 3, 4, 5, "new"], name
+        assert records[-1]["$seq"] == told["records"][-1]["$seq"], name
+        assert lost == ([(gap["gap_from"], gap["gap_to"], "source_trim")] if gap is not None else []), name
 
 
 def test_a_server_that_comes_back_empty_is_told(members: Members) -> None:

@@ -405,3 +405,42 @@ def test_a_chain_over_three_servers_and_local_routers_between(local: Locals) -> 
     for number in range(20):
         write(a, "t", number)
     settles(lambda: data_of(c, "t") == [*range(20)], "all the way")
+
+
+@pytest.mark.parametrize("kinds", ["pull pull pull", "push pull push", "pull push pull"])
+def test_a_ring_of_three_carries_each_record_and_each_loss_once(local: Locals, kinds: str) -> None:
+    """However each side of it is made, and with a local router in it."""
+    clients = [client_of(local().url) for _ in range(3)]
+    urls = [str(client.base_url).rstrip("/") for client in clients]
+    for client in clients:
+        client.put("/v0/topics/t")
+        client.put("/v0/topics/u")
+        client.put("/v0/routers/inside", json={"source": "t", "dest": "u", "allow_cycle": True})
+    routers = []
+    for number, kind in enumerate(kinds.split()):
+        here, there = number, (number + 1) % 3
+        if kind == "push":
+            routers.append((clients[here], "away", {"source": "u", "dest": {"url": urls[there], "topic": "t"}}))
+        else:
+            routers.append((clients[there], "home", {"source": {"url": urls[here], "topic": "u"}, "dest": "t"}))
+    for client, name, ends in routers:
+        answer = client.put(f"/v0/routers/{name}", json={**ends, "allow_cycle": True, "start": "earliest"})
+        assert answer.status_code == 201, answer.text
+    for round_ in range(5):
+        for number, client in enumerate(clients):
+            write(client, "t", f"{number}-{round_}", node=f"n{number}")
+    clients[0].post("/v0/topics/t", json={"records": [{"hole": 4, "reason": "source_trim"}, {"data": "behind"}]})
+
+    def is_all_there() -> bool:
+        return all("behind" in data_of(client, "u") and count_of(client, "u") >= 16 for client in clients)
+
+    settles(is_all_there, lambda: [(data_of(client, "u"), client.get("/v0/routers").text) for client in clients])
+    for client, name, _ in routers:
+        settles(lambda client=client, name=name: client.get(f"/v0/routers/{name}").json()["lag"] == 0, "rest")  # type: ignore[misc]
+    expected = sorted([*(f"{number}-{round_}" for number in range(3) for round_ in range(5)), "behind"])
+    for number, client in enumerate(clients):
+        for topic in ("t", "u"):
+            records, lost = read_all(client, topic)
+            assert sorted(record["data"] for record in records) == expected, (number, topic)
+            assert [last - first + 1 for first, last, _ in lost] == [4], (number, topic)
+        assert not [data for data in data_of(client, "u", node=f"n{number}") if data.startswith(f"{number}-")]

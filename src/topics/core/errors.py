@@ -62,6 +62,13 @@ class RouterCycle(TopicsError):
     status = 409
 
 
+class WrongInstance(TopicsError):
+    """A router means another life of this name."""
+
+    code = "wrong_instance"
+    status = 409
+
+
 class NotAQueue(TopicsError):
     code = "not_a_queue"
     status = 409

@@ -76,19 +76,19 @@ class Cargo:
         self.last = last
         self.pieces = pieces
         self._instance = instance
-        self._has_vias = any([piece.via if isinstance(piece, Hole) else piece.vias is not None for piece in pieces])
+        self.has_vias = any([piece.via if isinstance(piece, Hole) else piece.vias is not None for piece in pieces])
         self._loads: dict[tuple[Selector | None, bool, bool, str], Load] = {}
         self._contents: dict[int, list[tuple[bytes, bytes]]] = {}
 
     def take(self, config: RouterConfig, dest: str) -> Load:
         """What a router takes: what its filter lets through and what has not been in `dest` before, and every loss."""
-        key = (config.filter, config.preserve_node, config.preserve_tag, dest if self._has_vias else "")
+        key = (config.filter, config.preserve_node, config.preserve_tag, dest if self.has_vias else "")
         load = self._loads.get(key)
         if load is None:
             load = self._loads[key] = Load()
             for number, piece in enumerate(self.pieces):
                 if isinstance(piece, Hole):
-                    if dest not in piece.via.split(","):
+                    if not has_been(piece.via, dest):
                         load.add_hole(piece.last - piece.first + 1, self._via(piece.via or None))
                 else:
                     self._take_batch(load, number, piece, config, dest)
@@ -148,9 +148,14 @@ def chosen(batch: Batch, wanted: Selector | None, dest: str) -> Iterable[int]:
             return ()
         indexes = [index for index in indexes if (tag := tags[index]) is not None and wanted.matches(tag)]
     if vias is not None:
-        been = {via: via is not None and dest in via.split(",") for via in set(vias)}
+        been = {via: has_been(via or "", dest) for via in set(vias)}
         indexes = [index for index in indexes if not been[vias[index]]]
     return indexes
+
+
+def has_been(via: str, dest: str) -> bool:
+    """Whether the way of a record or a loss led through a topic."""
+    return bool(dest) and dest in via.split(",")
 
 
 def first_of(piece: Piece) -> int:

@@ -17,7 +17,15 @@ import msgspec
 from topics.core.check import check_flag, check_integer, check_text, check_unicode, show
 from topics.core.clock import Clock, Ratchet
 from topics.core.config import ConfigPatch, TopicConfig, parse_patch, resolve
-from topics.core.errors import InvalidRequest, ShuttingDown, StorageFault, Throttled, TopicNotEmpty, TopicNotFound
+from topics.core.errors import (
+    InvalidRequest,
+    ShuttingDown,
+    StorageFault,
+    Throttled,
+    TopicNotEmpty,
+    TopicNotFound,
+    WrongInstance,
+)
 from topics.core.limits import MAX_INTEGER, MAX_PAGE_SIZE, Limits
 from topics.core.names import check_topic_name
 from topics.core.records import AnyWrite, PlainWrite
@@ -299,6 +307,13 @@ class Engine:
         new = topic
         self.committer.stage(Level.SYNCED, (new,), (event,), lambda: self.state.add(new))
         return self.appender.write(new, write, self.time.now(), created=True)
+
+    def check_instance(self, name: str, instance: str) -> None:
+        """Refuses a write that means another life of a name; empty is a topic that is not there."""
+        topic = self._staged.get(name)
+        found = self.state.instance(topic.epoch) if topic is not None else ""
+        if found != instance:
+            raise WrongInstance(f"topic {name!r} is {found or 'not there'}, not {show(instance)}", instance=found)
 
     def write_shared(self, name: str, writes: Sequence[PlainWrite]) -> Commit:
         """Appends several plain writes to a topic that exists as one commit; the result is a `SharedResult`."""

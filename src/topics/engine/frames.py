@@ -147,6 +147,8 @@ class Routed(msgspec.Struct, array_like=True):
     # Of a source on another server: which it is there.
     remote_epoch: int = 0
     instance: str = ""
+    # How many records each router took, where the records themselves are not kept.
+    records: list[int] | None = None
 
 
 class _BatchHead(msgspec.Struct, array_like=True, gc=False):

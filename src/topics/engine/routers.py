@@ -598,6 +598,8 @@ class Routers:
             plan = self._plans[key] = _Plan(wal.staged, links)
         assert plan is not None
         what = Routed(now, slot, plan.number, links, firsts, [], {}, remote_epoch, instance)
+        if durability == "ephemeral":
+            what.records = [load.records for _, load, _ in takers]
         is_carried = durability != "ephemeral" and any([begins for _, _, begins in takers])
         return frames.routed(epoch, first, cargo.last, what, cargo.pieces if is_carried else ())
 
@@ -632,12 +634,11 @@ class Routers:
             return None
         return self._cargo(source, router.cursor, source.head_seq)
 
-    def pushed(self, router: Router, cargo: Cargo) -> Commit | None:
+    def pushed(self, router: Router, last: int, records: int) -> Commit | None:
         """The other server has it. A cursor that is lost costs a repeat, which changes nothing there."""
         if router.is_removed:
             return None
-        records = cargo.take(router.staged_config, "").records
-        return self._move(router, Advanced(router.source_epoch, cargo.last, router.forwarded + records))
+        return self._move(router, Advanced(router.source_epoch, last, router.forwarded + records))
 
     def begin_at(self, router: Router, source_epoch: int, cursor: int, instance: str = "") -> Commit | None:
         """Where a router begins in a topic of another server is known only when that is reached."""

@@ -220,7 +220,8 @@ class State:
             first = what.firsts.get(index, frame.first + link.offset if link.offset is not None else 0)
             if first and dest.config.durability != "ephemeral":
                 self._append_copies(dest, frame, load.render(first, what.ts))
-            router.advance(what.remote_epoch or frame.epoch, frame.last, load.records if first else 0, what.instance)
+            records = what.records[index] if what.records is not None else load.records if first else 0
+            router.advance(what.remote_epoch or frame.epoch, frame.last, records, what.instance)
         source = self.topics.get(frame.epoch)
         if source is not None:
             let_go(source)

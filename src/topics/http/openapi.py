@@ -38,8 +38,8 @@ _ERRORS = {
     "404": "topic_not_found, router_not_found, txn_not_found, not_found",
     "405": "method_not_allowed",
     "406": "not_acceptable",
-    "409": "topic_exists_incompatible, topic_not_empty, router_cycle, not_a_queue, idempotency_conflict, "
-    "txn_incomplete",
+    "409": "topic_exists_incompatible, topic_not_empty, router_cycle, wrong_instance, not_a_queue, "
+    "idempotency_conflict, txn_incomplete",
     "413": "payload_too_large",
     "415": "unsupported_media_type",
     "422": "topic_full",

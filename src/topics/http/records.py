@@ -53,6 +53,10 @@ def write(app: App, exchange: Exchange, name: str) -> None:
     if request.idempotency_key is None and b"idempotency-key" in headers:
         key = exchange.header(b"idempotency-key")
         request.idempotency_key = check_text("Idempotency-Key", key, MAX_IDEMPOTENCY_KEY)
+    if b"topics-instance" in headers:
+        # A router of another server: what it means may be gone, or not be there yet.
+        app.shared.stage(name)
+        app.engine.check_instance(name, exchange.header(b"topics-instance") or "")
     return_seqs = True
     if exchange.head.raw_query:
         return_seqs = exchange.flag("return_seqs", True)

@@ -11,7 +11,7 @@ import ipaddress
 import random
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -23,7 +23,7 @@ from topics.core.records import Batch, RecordIn, contents, render_run
 from topics.core.routing import Remote
 from topics.core.tombstone import Hole
 from topics.engine.commit import Commit
-from topics.engine.copying import Cargo, chosen
+from topics.engine.copying import Cargo, chosen, has_been
 from topics.engine.router import FROM_EARLIEST, FROM_HEAD, Router
 
 if TYPE_CHECKING:
@@ -37,11 +37,16 @@ _MAX_RECORDS = 1000
 _MAX_BYTES = 4 << 20
 _METADATA = ("fd00:ec2::254", "100.100.100.200")
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+_TOO_MUCH = ("topic_full", "batch_too_large", "payload_too_large")
 _encode = msgspec.json.Encoder().encode
 
 
 class Refused(TopicsError):
     """The other server said no, or nothing that we understand."""
+
+
+class _Again(Exception):
+    """What we took for granted is not so any more: look again."""
 
 
 class _Pulled(msgspec.Struct, rename={"seq": "$seq", "tag": "$tag", "node": "$node", "via": "$via"}):
@@ -177,8 +182,8 @@ class _Task:
         self._jitter = jitter
         self._failures = 0
         self._there: _There | None = None
-        # Of a push: how much the other server had when it said so last.
-        self._pushed = -1
+        # Of a push: how many records the other server takes at once.
+        self._page = _MAX_RECORDS
 
     @property
     def _end(self) -> Remote:
@@ -199,6 +204,8 @@ class _Task:
                 routers.recovered(self._router)
             except asyncio.CancelledError:
                 raise
+            except _Again:
+                continue
             except TopicsError as error:
                 await self._pause(error.message)
             except Exception as error:
@@ -216,12 +223,16 @@ class _Task:
 
     # -- the other server ------------------------------------------------------------------------------------------
 
-    async def _ask(self, method: str, verb: str = "", body: Any = None) -> tuple[int, bytes]:
+    async def _ask(
+        self, method: str, verb: str = "", body: Any = None, instance: str | None = None
+    ) -> tuple[int, bytes]:
         end = self._end
         url = f"{end.url.rstrip('/')}/v0/topics/{quote(end.topic, safe='')}{verb}"
         headers = {"content-type": "application/json"}
         if end.key is not None:
             headers["authorization"] = f"Bearer {end.key}"
+        if instance is not None:
+            headers["topics-instance"] = instance
         content = _encode(body) if body is not None else None
         timeout = {"connect": _CONNECT_SECONDS, "read": _ANSWER_SECONDS, "write": _ANSWER_SECONDS, "pool": None}
         answer = await self._pool.request(
@@ -246,41 +257,74 @@ class _Task:
         if cargo is None:
             await self._news()
             return
-        there = await self._meet()
-        client = f"router:{app.engine.state.server_id}.{router.id}.{router.source_epoch}"
-        known = -1
-        for records in _in_pages(self._outgoing(cargo, there.instance if there is not None else "")):
-            while records:
-                body = {
-                    "client_id": client,
-                    "create": router.staged_config.create_dest,
-                    "records": [record for record in records if record["client_seq"] > known],
-                }
-                if not body["records"]:
-                    break
-                status, answer = await self._ask("POST", "?return_seqs=false", body)
-                if status != 409:
-                    _good(status, answer)
-                    break
-                # It has some of them already: somebody died between its answer and our cursor.
-                last = _error_of(answer).detail.get("last_client_seq")
-                if not isinstance(last, int) or last <= known:
-                    raise Refused(f"{self._end.url}: {_error_of(answer).message:.300}")
-                known = last
-        await _done(app.engine.routers.pushed(router, cargo), app)
+        there = await self._meet_dest(cargo)
+        records = list(self._outgoing(cargo, there))
+        while records:
+            page = _page_of(records, self._page)
+            known = await self._push_page(page, there)
+            if known is None:
+                # Too much at once for the other server, or for the room that its topic has.
+                self._page = max(len(page) // 2, 1)
+                continue
+            self._page = min(2 * self._page, _MAX_RECORDS)
+            done = [record for record in records if record["client_seq"] <= known]
+            records = records[len(done) :]
+            last = known if records else cargo.last
+            count = sum("data" in record for record in done)
+            await _done(app.engine.routers.pushed(router, last, count), app)
+        if router.cursor < cargo.last:
+            await _done(app.engine.routers.pushed(router, cargo.last, 0), app)
 
-    def _outgoing(self, cargo: Cargo, dest: str) -> Iterator[dict[str, Any]]:
+    async def _meet_dest(self, cargo: Cargo) -> str | None:
+        """Which topic it is over there, so that nothing enters a topic that it has been through; empty if there is none
+        yet, None if the key may not know."""
+        try:
+            there = await self._meet()
+        except Refused as refusal:
+            # Who may only write may do that, as long as nothing could come back.
+            if refusal.status == 403 and not cargo.has_vias:
+                return None
+            raise
+        return there.instance if there is not None else ""
+
+    async def _push_page(self, page: list[dict[str, Any]], there: str | None) -> int | None:
+        """Sends records; says how far the other server has them then. None if it will not take as many at once."""
+        app, router = self._app, self._router
+        client = f"router:{app.engine.state.server_id}.{router.id}.{router.source_epoch}"
+        body = {"client_id": client, "create": router.staged_config.create_dest, "records": page}
+        status, answer = await self._ask("POST", "?return_seqs=false", body, there)
+        last: int = page[-1]["client_seq"]
+        if status < 300:
+            if there == "":
+                # It has made the topic: the next page is for that one.
+                self._there = None
+                raise _Again
+            return last
+        error = _error_of(answer)
+        if error.code == "wrong_instance":
+            self._there = None
+            raise _Again
+        if error.code == "idempotency_conflict":
+            # It has some of them already: somebody died between its answer and our cursor.
+            known = error.detail.get("last_client_seq")
+            if isinstance(known, int) and known >= page[0]["client_seq"]:
+                return known
+        if error.code in _TOO_MUCH and len(page) > 1:
+            return None
+        raise Refused(f"{self._end.url} answered {status} {error.code}: {error.message:.300}")
+
+    def _outgoing(self, cargo: Cargo, there: str | None) -> Iterator[dict[str, Any]]:
         config = self._router.staged_config
         instance = self._app.engine.state.instance(self._router.source_epoch)
         for piece in cargo.pieces:
             if isinstance(piece, Hole):
-                if dest not in piece.via.split(","):
+                if not has_been(piece.via, there or ""):
                     path = f"{piece.via},{instance}" if piece.via else instance
                     length = piece.last - piece.first + 1
                     yield {"hole": length, "reason": "source_trim", "client_seq": piece.last, "via": path}
                 continue
             found = contents(piece)
-            for index in chosen(piece, config.filter, dest):
+            for index in chosen(piece, config.filter, there or ""):
                 data, meta = found[index]
                 via = piece.vias[index] if piece.vias is not None else None
                 record: dict[str, Any] = {"data": Raw(data), "client_seq": piece.first_seq + index}
@@ -329,7 +373,8 @@ class _Task:
             "max_bytes": _MAX_BYTES,
             "include_tags": True,
             "include_via": True,
-            "wait_ms": 0 if is_new else _WAIT_MS,
+            # One that was away says so soon when it is back.
+            "wait_ms": 0 if is_new or self._failures else _WAIT_MS,
         }
         status, body = await self._ask("POST", "/diff", query)
         page = _decode_page(_good(status, body))
@@ -376,18 +421,14 @@ def _batch_of(run: Sequence[_Pulled]) -> Batch:
     return render_run(records, None, run[0].seq, 0)
 
 
-def _in_pages(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    page: list[dict[str, Any]] = []
+def _page_of(records: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """The first records, as many as go in one write."""
     size = 0
-    for record in records:
-        length = len(record["data"]) + len(record.get("meta", b"")) if "data" in record else 0
-        if page and (len(page) == _MAX_RECORDS or size + length > _MAX_BYTES):
-            yield page
-            page, size = [], 0
-        page.append(record)
-        size += length
-    if page:
-        yield page
+    for count, record in enumerate(records[:most]):
+        size += len(record["data"]) + len(record.get("meta", b"")) if "data" in record else 0
+        if count and size > _MAX_BYTES:
+            return list(records[:count])
+    return list(records[:most])
 
 
 async def _done(commit: Commit | None, app: App) -> None:
@@ -409,7 +450,9 @@ async def _done(commit: Commit | None, app: App) -> None:
 def _good(status: int, body: bytes) -> bytes:
     if status >= 300:
         error = _error_of(body)
-        raise Refused(f"the other server answered {status} {error.code}: {error.message:.300}")
+        refusal = Refused(f"the other server answered {status} {error.code}: {error.message:.300}")
+        refusal.status = status  # type: ignore[misc]  # theirs, not ours
+        raise refusal
     return body
 
 
