@@ -66,6 +66,7 @@ ROUTES: list[tuple[str, str, Any, set[str]]] = [
     ("POST", "/v0/topics/t/diff", {}, {"read"}),
     ("GET", "/v0/topics/t/seek?ts=0", None, {"read"}),
     ("GET", "/v0/topics/t/deletes", None, {"read"}),
+    ("GET", "/v0/topics/t/ranges", None, {"read"}),
     ("GET", "/v0/metrics", None, {"read"}),
     ("POST", "/v0/topics/t", RECORDS, {"write"}),
     ("POST", "/v0/topics/t?txn=x&part=p&chunk=0", RECORDS, {"write"}),

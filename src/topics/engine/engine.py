@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from topics.core.check import check_flag, check_integer, check_text, check_unicode, show
+from topics.core.check import check_count, check_flag, check_integer, check_text, check_unicode, show
 from topics.core.clock import Clock, Ratchet
 from topics.core.config import ConfigPatch, TopicConfig, parse_patch, resolve
 from topics.core.errors import (
@@ -38,6 +38,7 @@ from topics.engine.commit import Commit, Committer, Level
 from topics.engine.frames import Deleted, Event
 from topics.engine.jobs import Jobs, QueueState
 from topics.engine.options import Options
+from topics.engine.ranges import Ranges, ranges
 from topics.engine.read import Diff, Query
 from topics.engine.routers import Routers
 from topics.engine.sealed import LostRange
@@ -359,6 +360,21 @@ class Engine:
         while True:
             try:
                 return read.seek(topic, ts)
+            except LostRange as lost:
+                self.lose(topic, lost)
+
+    def ranges(self, name: str, from_seq: int = 0, to_seq: int | None = None, limit: int = 0) -> Ranges:
+        """What became of the seqs behind `from_seq`; at most `limit` ranges of them."""
+        check_integer("from_seq", from_seq)
+        if to_seq is not None:
+            check_integer("to_seq", to_seq)
+        check_count("limit", limit)
+        topic = self.topic(name)
+        self.settle(topic)
+        most = max(min(limit or self.limits.max_limit, self.limits.max_limit), 1)
+        while True:
+            try:
+                return ranges(topic, from_seq, to_seq, most)
             except LostRange as lost:
                 self.lose(topic, lost)
 

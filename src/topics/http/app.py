@@ -51,7 +51,8 @@ Handler = Callable[["App", Exchange, str], None]
 class Route(msgspec.Struct, frozen=True):
     """A method of a path. `topic`: the path names one, whose prefix a key must have. `changes`: it takes a
     place in the log by itself, behind the writes that came before it. `looks`: what routers bring to the topic is there
-    first. `stream`: it goes on, and its key may be in the query, because a browser cannot send it otherwise."""
+    first. `stream`: it goes on, and its key may be in the query, because a browser cannot send it otherwise. `public`:
+    anybody may have it, whatever keys there are."""
 
     name: str
     handler: Handler
@@ -60,6 +61,7 @@ class Route(msgspec.Struct, frozen=True):
     changes: bool = False
     looks: bool = False
     stream: bool = False
+    public: bool = False
 
 
 # A request that may be made: its route, the name in its path, and whose it is.
@@ -272,7 +274,7 @@ class App:
 
     def _authorize(self, exchange: Exchange, route: Route) -> Key:
         is_probe = route.scope is Scope.NONE and not route.stream
-        if not self.keys.is_on or (is_probe and not self.settings.probe_auth):
+        if not self.keys.is_on or route.public or (is_probe and not self.settings.probe_auth):
             return self.keys.anyone
         header = exchange.header(b"authorization")
         if header is None and route.stream and "token" in exchange.query:
@@ -292,6 +294,8 @@ class App:
             methods = self._routes.get("/".join(("", "v0", parts[2], "*", *parts[4:])))
             if methods is not None and parts[3]:
                 return methods, _unquote(parts[3])
+        if len(parts) == 3 and parts[1] == "ui" and not parts[0]:
+            return self._routes["/ui/*"], _unquote(parts[2])
         raise NotFound(f"there is nothing at {path:.300}")
 
     def finished(self, exchange: Exchange) -> None:

@@ -24,7 +24,7 @@ from h2.settings import SettingCodes
 from topics.core.errors import InvalidRequest, TopicsError
 from topics.http.exchange import Body, Exchange, Headers, Outlet
 from topics.http.head import Head
-from topics.http.protocol import GZIP_FROM, gzip, too_large
+from topics.http.protocol import BODILESS, GZIP_FROM, gzip, too_large
 
 if TYPE_CHECKING:
     from topics.http.app import App
@@ -246,12 +246,12 @@ class _Stream:
         if exchange.head.accepts_gzip and len(body) >= GZIP_FROM:
             body = gzip(body)
             headers = (*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
-        if exchange.method == "HEAD" or status == 204:
+        if exchange.method == "HEAD" or status in BODILESS:
             length, body = len(body), b""
         else:
             length = len(body)
         head = [(b":status", b"%d" % status)]
-        if status != 204:
+        if status not in BODILESS:
             head += [(b"content-type", content_type), (b"content-length", b"%d" % length)]
         try:
             self._protocol.send_head(self._id, [*head, *headers], is_all=not body)

@@ -47,6 +47,8 @@ _ERRORS = {
     "500": "internal",
     "503": "not_ready, shutting_down, read_only",
 }
+# What the name in a path is the name of.
+_KINDS = {"/txns/": "id", "/watch/": "id", "/routers/": "router", "/ui/": "file"}
 # What each route may answer beside the errors that any may: 400, 401, 403, 405, 429, 500, 503.
 _ANY = ("400", "401", "403", "405", "429", "500", "503")
 
@@ -62,6 +64,16 @@ _TOMBSTONE = {
         **{name: {"type": "integer"} for name in ("gap_from", "gap_to", "missed_estimate", "earliest_seq", "head_seq")},
         "reason": {"enum": ["cap", "ttl", "mixed", "recreated", "source_trim", "crash", "restart", "corrupt"]},
     },
+}
+_RANGE = {
+    "type": "object",
+    "properties": {
+        "first": {"type": "integer"},
+        "last": {"type": "integer"},
+        "kind": {"enum": ["live", "deleted", "evicted", "hole"]},
+        "reason": {"enum": ["cap", "ttl", "mixed", "restart", "source_trim", "crash", "corrupt"]},
+    },
+    "required": ["first", "last", "kind"],
 }
 _CONFIG = {"type": "object"}
 _TOPIC = {
@@ -216,6 +228,21 @@ _OPERATIONS: dict[str, dict[str, Any]] = {
         },
         "errors": ("404",),
     },
+    "list_ranges": {
+        "summary": "What became of every seq: alive, deleted, or lost and why.",
+        "parameters": [_query("from_seq", _SEQ), _query("to_seq", _SEQ), _query("limit", _SEQ)],
+        "answers": {
+            "200": _object(
+                topic=_NAME,
+                ranges={"type": "array", "items": _RANGE},
+                complete=_FLAG,
+                **dict.fromkeys(
+                    ("epoch", "seq_base", "next_from_seq", "head_seq", "earliest_seq", "evict_floor"), _SEQ
+                ),
+            )
+        },
+        "errors": ("404",),
+    },
     "get_txn": {
         "summary": "What a transaction has spooled.",
         "answers": {"200": _object(txn=_ID, parts={"type": "object"}, bytes=_SEQ, idle_ms=_SEQ)},
@@ -342,6 +369,13 @@ _OPERATIONS: dict[str, dict[str, Any]] = {
     "ready": {"summary": "Ready for requests.", "answers": {"200": _object(status={"type": "string"})}},
     "metrics": {"summary": "Prometheus text, or JSON if that is accepted.", "text": True, "answers": {"200": {}}},
     "openapi": {"summary": "This document.", "answers": {"200": {"type": "object"}}},
+    "page": {"summary": "The page.", "kind": "text/html", "answers": {"200": {}, "304": {}}},
+    "page_file": {
+        "summary": "A file of the page.",
+        "kind": "*/*",
+        "answers": {"200": {}, "304": {}, "308": {}},
+        "errors": ("404",),
+    },
 }
 
 
@@ -373,13 +407,13 @@ def document() -> bytes:
     references[Write] = references[write]
     paths: dict[str, Any] = {}
     for path, methods in ROUTES.items():
-        kind = "id" if "/txns/" in path or "/watch/" in path else "router" if "/routers/" in path else "topic"
+        kind = next((kind for part, kind in _KINDS.items() if part in path), "topic")
         shown = path.replace("*", "{" + kind + "}")
         operations: dict[str, Any] = {}
         for method, route in methods.items():
             operations[method.lower()] = _operation(route.name, path, _OPERATIONS[route.name], route.scope, references)
         if "*" in path:
-            schema = {"id": _ID, "router": _ROUTER_NAME, "topic": _NAME}[kind]
+            schema = {"id": _ID, "file": _ID, "router": _ROUTER_NAME, "topic": _NAME}[kind]
             operations["parameters"] = [{"name": kind, "in": "path", "required": True, "schema": schema}]
         paths[shown] = operations
     return msgspec.json.encode(
@@ -405,6 +439,8 @@ def _operation(name: str, path: str, what: dict[str, Any], scope: Scope, referen
         content = {"text/plain": {"schema": {"type": "string"}}} if what.get("text") else {}
         if what.get("events"):
             content["text/event-stream"] = {"schema": {"type": "string"}}
+        elif "kind" in what:
+            content[what["kind"]] = {"schema": {"type": "string"}}
         elif status != "101":
             content[_JSON] = {"schema": schema}
         if what.get("arrow_answer"):

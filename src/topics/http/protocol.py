@@ -34,6 +34,8 @@ _HEADS = {
     % (status.value, status.phrase.encode())
     for status in HTTPStatus
 }
+# They have no body, and so nothing that tells of one.
+BODILESS = (204, 304)
 _WEBSOCKET_PATH = b"/v0/ws"
 # How long a client that was refused may go on sending.
 _LINGER_MS = 2000
@@ -514,11 +516,11 @@ class HttpProtocol(asyncio.Protocol):
             extra += b"connection: close\r\n"
         elif head.is_old:
             extra += b"connection: keep-alive\r\n"
-        if status == 204:
-            start = b"HTTP/1.1 204 No Content\r\n" + extra + b"\r\n"
+        if status in BODILESS:
+            start = b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, HTTPStatus(status).phrase.encode(), extra)
         else:
             start = _HEADS[status][:-2] % (content_type, length) + extra + b"\r\n"
-        exchange.reply = [start] if head.method == "HEAD" or status == 204 else [start, *parts]
+        exchange.reply = [start] if head.method == "HEAD" or status in BODILESS else [start, *parts]
         if line and exchange is line[0]:
             self._pump()
 

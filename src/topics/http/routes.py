@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics.http import health, queues, records, routers, topics, txns, watch, ws
+from topics.http import health, page, queues, ranges, records, routers, topics, txns, watch, ws
 from topics.http.app import Route
 from topics.http.auth import Scope
 
@@ -20,6 +20,7 @@ ROUTES: dict[str, dict[str, Route]] = {
         "POST": Route("delete_records", records.delete, Scope.DELETE, topic=True, changes=True, looks=True)
     },
     "/v0/topics/*/deletes": {"GET": Route("list_deletes", records.deletes, Scope.READ, topic=True)},
+    "/v0/topics/*/ranges": {"GET": Route("list_ranges", ranges.ranges, Scope.READ, topic=True, looks=True)},
     "/v0/topics/*/claim": {"POST": Route("claim", queues.claim, Scope.READ | Scope.WRITE, topic=True, looks=True)},
     "/v0/topics/*/ack": {"POST": Route("ack", queues.ack, Scope.WRITE, topic=True)},
     "/v0/topics/*/nack": {"POST": Route("nack", queues.nack, Scope.WRITE, topic=True)},
@@ -48,4 +49,6 @@ ROUTES: dict[str, dict[str, Route]] = {
     "/readyz": {"GET": Route("ready", health.ready, Scope.NONE)},
     "/v0/metrics": {"GET": Route("metrics", health.metrics, Scope.READ)},
     "/openapi.json": {"GET": Route("openapi", health.openapi, Scope.READ)},
+    "/ui": {"GET": Route("page", page.page, Scope.NONE, public=True)},
+    "/ui/*": {"GET": Route("page_file", page.asset, Scope.NONE, public=True)},
 }
