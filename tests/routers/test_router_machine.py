@@ -687,6 +687,6 @@ def _base(engine: Engine, name: str) -> int:
 
 
 # Every example has many crashes in it.
-RouterMachine.TestCase.settings = settings(max_examples=settings().max_examples // 3)
+RouterMachine.TestCase.settings = settings(max_examples=settings().max_examples // 2)
 # Passing takes a minute; the rest is for Hypothesis to shrink what it finds.
 TestRouterMachine = pytest.mark.timeout(900)(RouterMachine.TestCase)

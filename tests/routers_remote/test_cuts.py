@@ -10,7 +10,7 @@ from tests.routers_remote.proxies import Proxy
 from tests.routers_remote.servers import data_of, read_all, settles
 
 # Dense where requests and answers begin and end; a prime apart elsewhere.
-BYTES = [*range(4), *range(4, 1200, 17), *range(1200, 3000, 97)]
+BYTES = [*range(4), *range(4, 1200, 31), *range(1200, 3000, 211)]
 
 
 @pytest.mark.parametrize("towards", ["up", "down"])

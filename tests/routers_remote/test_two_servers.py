@@ -326,6 +326,7 @@ def test_a_dest_made_again_gets_what_comes(local: Locals) -> None:
     pair.put()
     write(pair.source, "in", 1)
     pair.arrives(1)
+    settles(lambda: pair.router()["cursor"] == 1, pair.router)
     pair.dest.delete("/v0/topics/out")
     write(pair.source, "in", 2)
     pair.arrives(2)
