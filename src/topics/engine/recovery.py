@@ -176,6 +176,8 @@ class Recovery:
         self._load_checkpoint()
         self._replay(on_progress)
         self.state.server_id = self.state.server_id or secrets.token_hex(8)
+        for topic, first, last, at in self.state.gaps:
+            self.lost.append(Lost(at, at, "records that no event has", topic.epoch, first, last))
         self.lost.extend(lost for orphans in self._orphans.values() for lost in orphans)
         self._account()
 
@@ -240,8 +242,21 @@ class Recovery:
             self.wal_bytes += len(file.data)
             for item in self._sound_frames(file, is_last=number == self.last_wal):
                 self._apply(item)
+            self._check_length(file)
             if on_progress is not None:
                 on_progress((index + 1) / len(numbers))
+
+    def _check_length(self, file: WalFile) -> None:
+        """A file that was cut off between two frames has no damage to be seen."""
+        length, found = wal.sealed_length(self._fs, file.number), len(file.data)
+        if length <= found:
+            return
+        if not self._repair:
+            raise CorruptDirectory(
+                f"{file.name} ends at offset {found}, and had {length} bytes: {REPAIR}", file=file.name, offset=found
+            )
+        self._unidentified = True
+        self.lost.append(Lost(file.start + found, file.start + length, "the end of a file"))
 
     def _sound_frames(self, file: WalFile, is_last: bool) -> Iterator[Frame]:
         """The frames of a file up to a torn tail; damage that is not one refuses, or is noted in a repair."""

@@ -43,6 +43,8 @@ class State:
         # Damage that the fold met on its way: holes that are not in the log yet.
         self.found_lost: list[tuple[Topic, LostRange]] = []
         self.repairing = False
+        # What a repair has found missing between two events: whose, which seqs, and where in the log.
+        self.gaps: list[tuple[Topic, int, int, int]] = []
         # Hears of every topic that becomes visible.
         self.on_added: Callable[[Topic], None] | None = None
         self.routes = Routes()
@@ -250,6 +252,7 @@ class State:
             topic.offer(Hole(topic.next_seq, missing, "restart"))
             topic.lose_top(missing, self.time.latest)
         elif self.repairing:
+            self.gaps.append((topic, topic.next_seq, missing, frame.at))
             topic.offer(Hole(topic.next_seq, missing, "corrupt"))
             topic.add_hole(Hole(topic.next_seq, missing, "corrupt"))
         else:

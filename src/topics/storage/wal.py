@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from topics.storage import frame
 from topics.storage.frame import HEADER, Buffer, Damage, Frame, Payload, length_of, position
-from topics.storage.fs import File, FileSystem, read_file, write_all
+from topics.storage.fs import File, FileSystem, read_exactly, read_file, write_all
 
 DIRECTORY = "wal"
 _SUFFIX = ".wal"
@@ -38,13 +38,15 @@ class Wal:
         self._fs = fs
         self._buffer: list[Buffer] = []
         self.bytes_written = 0
-        self._use(self._begin(number), number)
+        before = wal_name(number - 1)
+        self._use(self._begin(number, len(read_file(fs, before)) if fs.exists(before) else 0), number)
 
-    def _begin(self, number: int) -> File:
-        """A new file; when this returns, its name and header survive a power loss."""
+    def _begin(self, number: int, length_before: int) -> File:
+        """A new file; when this returns, its name and header survive a power loss. The header says how long the file
+        before it is: one that is cut off between two frames looks whole."""
         file = self._fs.create(wal_name(number))
         try:
-            write_all(file, [frame.encode(position(number, 0), KIND_FILE, 0, number, 0, b"")])
+            write_all(file, [frame.encode(position(number, 0), KIND_FILE, 0, number, length_before, b"")])
             file.sync()
             self._fs.sync_dir(DIRECTORY)
         except OSError:
@@ -116,7 +118,7 @@ class Wal:
         """Seals this file and begins the next. The sealed one is wholly synced: damage in it is damage."""
         assert not self._buffer
         self._file.sync()
-        file = self._begin(self.number + 1)
+        file = self._begin(self.number + 1, frame.file_offset(self.written))
         self._file.close()
         self._use(file, self.number + 1)
 
@@ -161,6 +163,19 @@ class WalFile:
 
     def items(self) -> list[Frame | Damage]:
         return list(frame.scan(self.data, self.start))
+
+
+def sealed_length(fs: FileSystem, number: int) -> int:
+    """How long a file was when the next one was begun; 0 if nothing says so."""
+    name = wal_name(number + 1)
+    if not fs.exists(name):
+        return 0
+    file = fs.open(name)
+    try:
+        header = frame.decode_header(read_exactly(file, HEADER, 0), position(number + 1, 0))
+    finally:
+        file.close()
+    return header.last if header is not None and header.kind == KIND_FILE else 0
 
 
 def is_proven(damage: Damage, behind: Sequence[Frame | Damage]) -> bool:
