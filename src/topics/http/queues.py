@@ -61,6 +61,7 @@ class WaitingClaim:
         self._is_over = False
         self.request = request
         exchange.on_cancel = self._stop
+        exchange.hurry = self._on_hurry
 
     def begin(self, most: int | None = None) -> None:
         """Takes what there is; `most` is a share of it."""
@@ -120,7 +121,6 @@ class WaitingClaim:
                 raise AssertionError("at its end a claim is answered")
             return
         self._line_up()
-        self._exchange.hurry = self._on_hurry
         app.readings.add(self._on_hurry)
 
     def _line_up(self) -> None:
@@ -154,8 +154,10 @@ class WaitingClaim:
             self.begin()
 
     def _on_hurry(self) -> None:
+        """Nobody waits any longer, also if it is only just putting poison aside."""
         self._deadline = 0.0
-        self._on_time()
+        if self._timer is not None:
+            self._on_time()
 
     def _leave(self) -> None:
         if self._timer is not None:

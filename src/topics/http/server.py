@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -37,6 +38,7 @@ class Server:
         # Only digests stay in memory.
         self.settings = msgspec.structs.replace(settings, api_keys="")
         self._progress = 0.0
+        self._started = time.monotonic()
         self._engine: Engine | None = None
         self._listener: asyncio.Server | None = None
         self._early: set[StartingProtocol] = set()
@@ -67,7 +69,9 @@ class Server:
         app = self.app
         try:
             if app is None:
-                return StartingProtocol(lambda: self._progress, self._early, self.settings.max_connections)
+                return StartingProtocol(
+                    lambda: self._progress, self._early, self.settings.max_connections, self._started
+                )
             return HttpProtocol(app)
         except Exception as error:
             # An exception from here would leave the listener deaf for good.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import cast
+
+from topics.http.health import VERSION
 
 _MAX_HEAD = 32 << 10
 
@@ -12,11 +15,12 @@ _MAX_HEAD = 32 << 10
 class StartingProtocol(asyncio.Protocol):
     """`others` are all connections that came early; there is room for `most` of them."""
 
-    def __init__(self, progress: Callable[[], float], others: set[StartingProtocol], most: int) -> None:
+    def __init__(self, progress: Callable[[], float], others: set[StartingProtocol], most: int, started: float) -> None:
         self._progress = progress
         self._others = others
         self._most = most
         self._head = b""
+        self._started = started
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -50,7 +54,11 @@ class StartingProtocol(asyncio.Protocol):
             return
         path = self._head.split(b" ", 2)[1:2]
         if path in ([b"/v0/health"], [b"/healthz"]):
-            status, body = b"200 OK", b'{"status":"starting","performance":{"server_total_ms":0.0}}'
+            status = b"200 OK"
+            body = b'{"status":"starting","version":"%b","uptime_ms":%d,"performance":{"server_total_ms":0.0}}' % (
+                VERSION.encode(),
+                (time.monotonic() - self._started) * 1000,
+            )
         else:
             status = b"503 Service Unavailable"
             body = (
