@@ -26,6 +26,8 @@ from topics.http.settings import Settings
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 # Pages whose blocks are run by a test of their own.
 ELSEWHERE = {
+    "cli.md": "tests/cli/test_cli_docs.py::test_the_page_runs_as_it_stands",
+    "client.md": "tests/client/test_client_docs.py::test_the_page_runs_as_it_stands",
     "api.md": "tests/test_docs.py::test_answers_are_as_shown_and_every_route_is_used",
     "spark.md": "tests/spark/test_spark_docs.py::test_the_example_runs_as_it_stands",
 }
@@ -264,6 +266,8 @@ def shown_default(value: object) -> str:
 
 def test_every_variable_that_pages_name_exists() -> None:
     known = {f"TOPICS_{name.upper()}" for name in (*Settings.__struct_fields__, *Limits.__struct_fields__)}
+    # What commands take, and what the command of a worker is given.
+    known |= {f"TOPICS_{name}" for name in ("URL", "KEY", "NODE", "QUEUE", "SEQ", "DELIVERIES", "TAG")}
     files = [*PAGES, *(path for path in (ROOT / "deploy").iterdir() if path.is_file())]
     for file in files:
         named = set(re.findall(r"\bTOPICS_[A-Z][A-Z_]*[A-Z]\b", file.read_text()))

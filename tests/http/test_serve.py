@@ -7,7 +7,6 @@ import os
 import pkgutil
 import signal
 import socket
-import sys
 import threading
 import tomllib
 from pathlib import Path
@@ -118,8 +117,7 @@ def test_what_is_in_force_is_said_at_the_start_without_secrets(tmp_path: Path) -
 def test_a_setting_that_cannot_be_stops_the_start_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    # The name `topics.cli.serve` is the command; its module is found here.
-    monkeypatch.setattr(sys.modules["topics.cli.serve"], "run_server", lambda *_: 0)
+    monkeypatch.setattr("topics.cli.serve.run_server", lambda *_: 0)
     env = {"TOPICS_DATA_DIR": str(tmp_path), "COLUMNS": "200", variable: value}
     answer = CliRunner().invoke(app, ["serve"], env=env)
     assert answer.exit_code != 0

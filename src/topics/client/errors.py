@@ -49,8 +49,11 @@ def error_of(status: int, body: bytes) -> TopicsError:
         told = msgspec.json.decode(body, type=_Refusal).error
     except msgspec.DecodeError:
         return ServerError(f"the server answered {status}: {body[:200].decode('utf-8', 'replace')}")
-    kind = _KINDS.get(told.code, ServerError)
     # `detail` comes as it is; it may have names that an argument cannot have.
-    error = kind(told.message)
+    error = error_named(told.code, told.message)
     error.detail = told.detail
     return error
+
+
+def error_named(code: str, message: str) -> TopicsError:
+    return _KINDS.get(code, ServerError)(message)

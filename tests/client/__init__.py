@@ -1,0 +1,1 @@
+"""`topics.Client`, `AsyncClient` and `Worker`: against a real server, and through a proxy that makes trouble."""
