@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,8 +15,24 @@ from pathlib import Path
 README = Path(__file__).parent.parent / "README.md"
 
 
+def blocks(language: str, word: str) -> str:
+    """The one block of the README in a language that has a word in it."""
+    found = re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+    (block,) = [block for block in found if word in block]
+    return str(block)
+
+
+def run_shell(commands: str, url: str, folder: Path) -> str:
+    script = f'set -eu\nTOPICS={url}\ncurl() {{ command curl -sS --fail-with-body "$@"; echo; }}\n{commands}'
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path}
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
 def test_the_five_minutes_run_as_they_stand(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code = blocks("python", "topics.open")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -24,16 +41,22 @@ def test_the_five_minutes_run_as_they_stand(tmp_path: Path) -> None:
 
 
 def test_the_five_minutes_with_curl_run_as_they_stand(tmp_path: Path) -> None:
-    (commands,) = [block for block in re.findall(r"```sh\n(.*?)```", README.read_text(), re.DOTALL) if "curl" in block]
     with serving(tmp_path) as url:
-        script = f'set -eu\nTOPICS={url}\ncurl() {{ command curl -sS --fail-with-body "$@"; echo; }}\n{commands}'
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr + done.stdout
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line]
+        printed = run_shell(blocks("sh", "curl"), url, tmp_path)
+    answers = [json.loads(line) for line in printed.splitlines() if line]
     assert (answers[2]["tombstone"]["gap_from"], answers[2]["tombstone"]["gap_to"]) == (1, 2)
     assert [record["$seq"] for record in answers[2]["records"]] == [3, 4, 5]
     assert answers[3]["caught_up"]
     assert answers[-1]["count"] == 2
+
+
+def test_the_five_minutes_on_the_command_line_run_as_they_stand(tmp_path: Path) -> None:
+    with serving(tmp_path) as url:
+        printed = run_shell(blocks("sh", "topics queue work"), url, tmp_path)
+    assert '{"page": "/buy"}' in printed
+    assert 'job 1: {"n": 1}' in printed
+    assert 'job 2: {"n": 2}' in printed
+    assert '{"page": "/thanks"}' in printed.splitlines()[-1]
 
 
 @contextmanager
@@ -55,6 +78,7 @@ def serving(folder: Path) -> Iterator[str]:
 def test_make_run_serves_an_empty_folder_and_ends_cleanly(tmp_path: Path) -> None:
     with serving(tmp_path) as url:
         assert json.loads(urllib.request.urlopen(url + "/v0/health").read())["status"] == "ok"
+        assert b"<title>topics</title>" in urllib.request.urlopen(url + "/ui").read()
     assert (tmp_path / "data" / "FORMAT").exists()
 
 
