@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 UV ?= .tools/bin/uv
 ARGS ?=
 # Tests that want the machine for themselves.
-ALONE := tests/spark tests/live_clients tests/ui
+ALONE := tests/spark tests/pipelines tests/live_clients tests/ui
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

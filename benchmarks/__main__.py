@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import append, growth, idle, large, queue, read, routers, soak, spark, watch, wire
+from benchmarks import append, growth, idle, lake, large, queue, read, routers, soak, spark, watch, wire
 
 ALL = {
     "append": append.run,
@@ -18,6 +18,7 @@ ALL = {
     "wire": wire.run,
     "idle": idle.run,
     "spark": spark.run,
+    "lake": lake.run,
     "watch": watch.run,
     "queue": queue.run,
     "soak": soak.run,

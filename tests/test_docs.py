@@ -29,10 +29,11 @@ ELSEWHERE = {
     "cli.md": "tests/cli/test_cli_docs.py::test_the_page_runs_as_it_stands",
     "client.md": "tests/client/test_client_docs.py::test_the_page_runs_as_it_stands",
     "api.md": "tests/test_docs.py::test_answers_are_as_shown_and_every_route_is_used",
+    "pipelines.md": "tests/pipelines/test_docs_examples.py::test_the_page_runs_from_top_to_bottom",
     "spark.md": "tests/spark/test_spark_docs.py::test_the_example_runs_as_it_stands",
 }
 # Languages that are not run. `console` is for the reader's machine, the others are shown.
-SHOWN = {"", "console", "ini", "json", "text"}
+SHOWN = {"", "console", "ini", "json", "text", "toml"}
 RUN = [
     page for page in PAGES if page.name not in ELSEWHERE and any(b.language in ("sh", "python") for b in blocks(page))
 ]

@@ -26,7 +26,7 @@ def run_shell(commands: str, url: str, folder: Path) -> str:
     script = f'set -eu\nTOPICS={url}\ncurl() {{ command curl -sS --fail-with-body "$@"; echo; }}\n{commands}'
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path}
-    done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "deletes": ("topics.cli.delete:deletes", "List past deletes of records."),
     "queue": ("topics.cli.queue:app", "Jobs: claim, ack, nack, extend, work, redrive, unblock, leases."),
     "routers": ("topics.cli.routers:app", "Routers between topics: put, get, list, delete."),
+    "pipeline": ("topics.cli.pipeline:app", "The lake and SQL on Spark: tier, route, replay, verify, compact, files."),
     "verify": ("topics.cli.verify:verify", "Check a data directory offline; exit code 1 when something is wrong."),
     "bench": ("topics.cli.bench:bench", "A small load against a server: writes, reads and claims a second."),
 }

@@ -85,11 +85,12 @@ class RedriveRequest(msgspec.Struct, kw_only=True):
 
 
 class DeleteRequest(msgspec.Struct, kw_only=True):
-    """Which records to remove: by seq, by tag, or by both."""
+    """Which records to remove: by seq, by tag, or by both; with `epoch`, of that instance of the topic or none."""
 
     before_seq: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     match: str | list[str] | None = None
     purpose: Literal["erase", "trim"] = "erase"
+    epoch: int | None = None
 
 
 class CommitRequest(msgspec.Struct, kw_only=True):

@@ -226,6 +226,8 @@ def seek(app: App, exchange: Exchange, name: str) -> None:
 def delete(app: App, exchange: Exchange, name: str) -> None:
     request: DeleteRequest = app.body_of(exchange, _decode_delete)
     match = parse_selector(request.match) if request.match is not None else None
+    if request.epoch is not None and app.engine.topic(name).epoch != request.epoch:
+        raise TopicNotFound(f"topic {name!r} has no instance of epoch {request.epoch} any more; nothing was deleted")
     commit = app.engine.delete(name, request.before_seq, match, request.purpose)
 
     def answer(result: DeleteResult) -> None:

@@ -60,7 +60,7 @@ class Columns:
 
     def __init__(self, schema: StructType, topic: str, epoch: int) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._epoch = epoch
+        self.epoch = epoch
         self._topic = topic
         self._repeated: dict[str, Any] = {}
 
@@ -76,14 +76,14 @@ class Columns:
             metas = answer.column(name)
             return metas if pa.types.is_string(field.type) else _maps(metas, field.type)
         if count > _REPEATED or name not in self._repeated:
-            value = {"topic": self._topic, "epoch": self._epoch, "kind": "record"}.get(name)
+            value = {"topic": self._topic, "epoch": self.epoch, "kind": "record"}.get(name)
             self._repeated[name] = pa.repeat(pa.scalar(value, field.type), max(count, _REPEATED))
         return self._repeated[name].slice(0, count)
 
     def tombstone(self, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
         row = {
             "topic": self._topic,
-            "epoch": self._epoch,
+            "epoch": self.epoch,
             "seq": gap_to,
             "kind": "tombstone",
             "gap_from": gap_from,

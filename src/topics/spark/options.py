@@ -55,6 +55,7 @@ class SourceOptions(msgspec.Struct, frozen=True):
     on_loss: OnLoss
     meta: MetaForm
     push_filters: bool
+    loss_topic: str | None = None
 
 
 class SinkOptions(msgspec.Struct, frozen=True):
@@ -138,7 +139,13 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         on_loss=given.word("onLoss", "emit", "fail", "ignore"),
         meta=given.word("meta", "json", "map"),
         push_filters=given.word("pushFilters", "false", "true") == "true",
+        loss_topic=_loss_topic(given),
     )
+
+
+def _loss_topic(given: _Options) -> str | None:
+    name = given.text("lossTopic")
+    return None if name is None else check_topic_name(name, "lossTopic")
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from topics.client.connection import Connection, topic_path
@@ -21,6 +22,9 @@ from topics.spark.planning import Range
 # One answer: large enough that requests cost nothing, small enough that the server's other readers do not notice.
 _ANSWER_BYTES = 8 << 20
 _ANSWER_RECORDS = 65_536
+# Notes of losses are read by the batch that they belong to, and never again.
+_NOTES = 100_000
+_BATCH = "streaming.sql.batchId"
 
 
 class Loss(TopicsError):
@@ -34,6 +38,8 @@ class Reading(msgspec.Struct, frozen=True):
     filter: Filter
     on_loss: OnLoss
     until: datetime | None = None
+    # Where losses are noted besides, for those whom the rows do not reach.
+    loss_topic: str | None = None
 
     def read(self, span: Range, schema: StructType) -> Iterator[pa.RecordBatch]:
         columns = Columns(schema, span.topic, span.epoch)
@@ -94,7 +100,27 @@ class Reading(msgspec.Struct, frozen=True):
         if self.on_loss == "ignore":
             print(f"topics: {what}: {max(gap_to - gap_from + 1, 0)} records, ignored", file=sys.stderr)
         else:
+            if self.loss_topic is not None:
+                self._note(self.loss_topic, topic, columns.epoch, gap_from, gap_to, reason)
             yield columns.tombstone(gap_from, gap_to, reason)
+
+    def _note(self, where: str, topic: str, epoch: int, gap_from: int, gap_to: int, reason: str) -> None:
+        """Leaves a note of a loss under the query and batch that met it, before the row that tells it."""
+        context = TaskContext.get()
+        assert context is not None, "ranges are read in tasks"
+        query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty(_BATCH)
+        data = {"topic": topic, "epoch": epoch, "gap_from": gap_from, "gap_to": gap_to, "reason": reason}
+        key = f"{query}:{batch}:{epoch}:{gap_from}:{gap_to}"
+        body = {
+            "records": [{"data": data, "tag": f"{query}:{batch}"}],
+            "idempotency_key": key,
+            "config": {"durability": "fsync", "cap_records": _NOTES},
+        }
+        connection = self.server.connect()
+        try:
+            connection.post(topic_path(where), body)
+        finally:
+            connection.close()
 
 
 def _few(stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:

@@ -204,7 +204,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
         options = self._checked()
-        return Reading(options.server, options.filter, options.on_loss).read(partition, self._schema)
+        reading = Reading(options.server, options.filter, options.on_loss, loss_topic=options.loss_topic)
+        return reading.read(partition, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The server keeps no cursor for a stream: Spark's checkpoint has it."""

@@ -1,0 +1,10 @@
+#!/bin/sh
+# Runs the project where it lies, with its storage and tables beside it (or in $STORAGE).
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+storage=${STORAGE:-$here/work}
+mkdir -p "$storage"
+cp -R "$here/transformations" "$storage/"
+sed "s|^storage: .*|storage: file://$storage/checkpoints|" "$here/spark-pipeline.yml" > "$storage/spark-pipeline.yml"
+cd "$storage"
+exec spark-pipelines run --spec "$storage/spark-pipeline.yml" "$@"

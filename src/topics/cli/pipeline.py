@@ -1,0 +1,296 @@
+"""`topics pipeline …`: tier, route, replay, verify, compact, each on a Spark of its own; and what a lake is made of.
+
+Spark is loaded when a command needs it, and not before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import msgspec
+import typer
+
+from topics.core.errors import TopicsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from topics.pipelines.progress import Show
+
+app = typer.Typer(name="pipeline", help="Move and compute over topics, on Spark.", no_args_is_help=True)
+
+Root = Annotated[str, typer.Argument(help="The lake: a folder, or any path that Spark's Hadoop can write.")]
+Url = Annotated[str, typer.Option("--url", envvar="TOPICS_URL", help="The server.")]
+Key = Annotated[str | None, typer.Option("--key", envvar="TOPICS_KEY", help="A key for it.", show_default=False)]
+Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Lines of JSON, on a terminal too.")]
+Master = Annotated[
+    str | None, typer.Option("--master", help="Spark's master; by default what spark-submit or its settings say.")
+]
+Conf = Annotated[list[str] | None, typer.Option("--conf", help="A setting of Spark, NAME=VALUE; may be repeated.")]
+URL = "http://127.0.0.1:4000"
+SourceName = Literal["lake", "log", "both"]
+
+
+@contextmanager
+def _spark(name: str, master: str | None, conf: list[str] | None) -> Iterator[SparkSession]:
+    """A Spark that is stopped at the end. Its Python processes are of this environment, which has topics."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        _stop("pipelines need Spark: pip install 'topics[spark]', and Java 17 or later")
+    builder = SparkSession.builder.appName(f"topics {name}").config("spark.ui.showConsoleProgress", "false")
+    # Under spark-submit its own settings say where the work is done.
+    if master is not None or "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = builder.master(master or "local[*]")
+    builder = builder.config("spark.ui.enabled", "false").config("spark.sql.session.timeZone", "UTC")
+    for setting in conf or []:
+        option, equals, value = setting.partition("=")
+        if not equals:
+            _stop(f"--conf takes NAME=VALUE, got {setting!r}")
+        builder = builder.config(option, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _stop(message: str, code: int = 2) -> NoReturn:
+    print(f"topics: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _telling(as_json: bool) -> Iterator[Show]:
+    """Shows progress; an error is one line, and exit code 2."""
+    from topics.pipelines.progress import showing
+
+    show = showing(as_json)
+    try:
+        yield show
+    except (TopicsError, OSError) as error:
+        show.close()
+        _stop(str(error))
+    except KeyboardInterrupt:
+        show.close()
+        raise typer.Exit(130) from None
+    except Exception as error:
+        # Spark's errors go on for pages; the first line says it.
+        if type(error).__module__.split(".")[0] not in ("pyspark", "py4j"):
+            raise
+        show.close()
+        _stop(_cause(str(error)))
+    finally:
+        show.close()
+
+
+def _cause(text: str) -> str:
+    """The line of a Spark error that says what went wrong: the last of a Python traceback in it, or the first."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("topics.", "RuntimeError:", "FileExistsError:"))]
+    return (told or lines or ["Spark failed"])[0][:1000]
+
+
+def _print(result: Any) -> None:
+    print(msgspec.json.encode(result).decode(), flush=True)
+
+
+@app.command(help="Bring topics into a lake of Parquet, with a ledger of every seq; exactly once.")
+def tier(
+    root: Root,
+    topics: Topics = None,
+    prefix: Annotated[str | None, typer.Option("--prefix", help="All topics that begin so, new ones too.")] = None,
+    url: Url = URL,
+    key: Key = None,
+    once: Annotated[bool, typer.Option("--once", help="What is there now; then end.")] = False,
+    every: Annotated[str, typer.Option("--every", help="How often, without --once.")] = "10 seconds",
+    trim: Annotated[bool, typer.Option("--trim", help="Delete from the log what is in the lake.")] = False,
+    checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="By default in the lake.")] = None,
+    max_records: Annotated[int, typer.Option("--max-records", min=1, help="As many a batch.")] = 4_000_000,
+    file_mib: Annotated[int, typer.Option("--file-mib", min=1, help="How large a file may become.")] = 128,
+    small_files: Annotated[
+        int, typer.Option("--small-files", min=1, help="More than so many small files of a topic are merged.")
+    ] = 32,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    from topics.pipelines.tiering import tier as run
+
+    with _telling(as_json) as show, _spark("tier", master, conf) as spark:
+        running = run(
+            spark,
+            url,
+            root,
+            topics=topics or (),
+            prefix=prefix,
+            key=key,
+            once=once,
+            every=every,
+            trim=trim,
+            checkpoint=checkpoint,
+            max_records=max_records,
+            file_bytes=file_mib << 20,
+            small_files=small_files,
+            show=show,
+        )
+        if not once:
+            running.wait()
+
+
+@app.command(help="Run the SQL pipelines of a file between topics; exactly once.")
+def route(
+    file: Annotated[Path, typer.Argument(help="Pipelines in TOML; docs/pipelines.md says how.", dir_okay=False)],
+    url: Annotated[str | None, typer.Option("--url", envvar="TOPICS_URL", help="Instead of the file's.")] = None,
+    key: Key = None,
+    once: Annotated[bool, typer.Option("--once", help="What is there now; then end.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only read and check the file.")] = False,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    from topics.pipelines.pipeline_file import read_file
+
+    with _telling(as_json) as show:
+        pipelines = read_file(file)
+        if check:
+            print(f"{file}: {len(pipelines.pipelines)} pipelines")
+            return
+        with _spark("route", master, conf) as spark:
+            from topics.pipelines.routing import route as run
+
+            run(spark, pipelines, url=url, key=key, once=once, show=show).wait()
+
+
+@app.command(help="Write the past of a topic into another one, from lake and log; exactly once, and resumable.")
+def replay(
+    topic: Annotated[str, typer.Argument(help="Whose past.")],
+    to: Annotated[str, typer.Argument(help="The topic that gets it.")],
+    root: Annotated[str | None, typer.Option("--lake", help="The lake.")] = None,
+    url: Url = URL,
+    key: Key = None,
+    source: Annotated[SourceName, typer.Option("--from", help="Where the past is read.")] = "both",
+    epoch: Annotated[int | None, typer.Option("--epoch", help="An instance; by default the newest.")] = None,
+    first: Annotated[int | None, typer.Option("--first", help="The first seq.")] = None,
+    last: Annotated[int | None, typer.Option("--last", help="The last seq.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Milliseconds or ISO 8601.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="The same; exclusive.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What a later call goes on with.")] = None,
+    state: Annotated[str | None, typer.Option("--state", help="Where that is kept; by default in the lake.")] = None,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    from topics.pipelines.replaying import replay_into
+
+    with _telling(as_json) as show, _spark("replay", master, conf) as spark:
+        replay_into(
+            spark,
+            topic,
+            to,
+            url=url,
+            root=root,
+            key=key,
+            source=source,
+            epoch=epoch,
+            first=first,
+            last=last,
+            since=since,
+            until=until,
+            name=name,
+            state=state,
+            show=show,
+        )
+
+
+@app.command(help="Prove that lake, ledger and log have every seq once; exit code 1 when not.")
+def verify(
+    root: Root,
+    topics: Topics = None,
+    url: Annotated[
+        str | None, typer.Option("--url", envvar="TOPICS_URL", help="The log; without: the lake alone.")
+    ] = None,
+    key: Key = None,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    from topics.pipelines.verifying import verify as run
+
+    with _telling(as_json) as show, _spark("verify", master, conf) as spark:
+        verified = run(spark, root, url=url, key=key, topics=topics or (), show=show)
+    if as_json or not sys.stdout.isatty():
+        _print(verified)
+    else:
+        for problem in verified.problems:
+            whose = f"topic {problem.topic} (epoch {problem.epoch}), seqs {problem.first} to {problem.last}"
+            print(f"{whose}: {problem.what}")
+        if verified.more_problems:
+            print(f"and {verified.more_problems} more")
+        for each in verified.instances:
+            print(
+                f"{each.topic} (epoch {each.epoch}): {each.archived} archived, {each.lost} lost, "
+                f"{each.deleted} deleted; in the log {each.waiting} waiting, {each.lost_in_log} lost, "
+                f"{each.deleted_in_log} deleted"
+            )
+        state = "every seq once" if verified.ok else "not every seq is accounted for"
+        print(f"version {verified.version}, {verified.files} files, {verified.rows} rows: {state}")
+    raise typer.Exit(0 if verified.ok else 1)
+
+
+@app.command(help="Merge small files, erase what the log has erased, and remove what nobody reads.")
+def compact(
+    root: Root,
+    topics: Topics = None,
+    url: Annotated[
+        str | None, typer.Option("--url", envvar="TOPICS_URL", help="The log whose erasures are followed.")
+    ] = None,
+    key: Key = None,
+    file_mib: Annotated[int, typer.Option("--file-mib", min=1, help="How large a file may become.")] = 128,
+    vacuum: Annotated[bool, typer.Option("--vacuum", help="Remove old files.")] = False,
+    grace_ms: Annotated[int, typer.Option("--grace-ms", min=0, help="Older than this.")] = 3_600_000,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    from topics.pipelines.compacting import compact as run
+
+    with _telling(as_json) as show, _spark("compact", master, conf) as spark:
+        result = run(
+            spark,
+            root,
+            url=url,
+            key=key,
+            topics=topics or (),
+            file_bytes=file_mib << 20,
+            vacuum=vacuum,
+            grace_ms=grace_ms,
+            show=show,
+        )
+    _print(result)
+    raise typer.Exit(1 if result.problems else 0)
+
+
+@app.command(help="List the files that a lake is made of, for readers that are not Spark.")
+def files(
+    root: Root,
+    topics: Topics = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All that the manifest says, one object a line.")] = False,
+) -> None:
+    from topics.pipelines import files as listed
+
+    try:
+        for file in listed(root):
+            if not topics or file.topic in topics:
+                _print(file) if as_json else print(file.path)
+    except (TopicsError, OSError) as error:
+        _stop(str(error))

@@ -1,0 +1,181 @@
+"""How far a pipeline is: counted in one place, shown on a terminal or as lines of JSON, and published to a topic."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, Protocol, TextIO
+
+import msgspec
+
+from topics.client.connection import Connection, topic_path
+from topics.core.errors import TopicsError
+
+TOPIC = "pipelines.progress"
+_CONFIG = {"cap_records": 10_000}
+# What nobody asked for is said no more often than this.
+_SECONDS = 1.0
+
+State = Literal["running", "done", "failed"]
+
+
+class Progress(msgspec.Struct, omit_defaults=True):
+    """One moment of a pipeline. `records` are those that it has moved since its start, `lag` is how many seqs wait,
+    `lost` how many of those that it met are lost."""
+
+    pipeline: str
+    name: str
+    run: str
+    ts: int
+    state: State = "running"
+    stage: str = ""
+    records: int = 0
+    records_per_s: float = 0.0
+    bytes: int = 0
+    lag: int | None = None
+    lost: int = 0
+    deleted: int = 0
+    error: str = ""
+
+
+class Show(Protocol):
+    def show(self, progress: Progress) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """One JSON object a line."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+
+    def show(self, progress: Progress) -> None:
+        self._out.write(msgspec.json.encode(progress).decode() + "\n")
+        self._out.flush()
+
+    def close(self) -> None:
+        pass
+
+
+class Terminal:
+    """A table that changes where it stands; one line for each pipeline."""
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._rows: dict[str, Progress] = {}
+        self._live = Live(console=console or Console(stderr=True), auto_refresh=False)
+        self._live.start()
+
+    def show(self, progress: Progress) -> None:
+        self._rows[progress.name] = progress
+        self._live.update(self._table(), refresh=True)
+
+    def _table(self) -> Any:
+        from rich.table import Table
+
+        table = Table("pipeline", "name", "stage", box=None, header_style="dim")
+        for column in ("records", "records/s", "lag", "lost"):
+            table.add_column(column, justify="right")
+        for row in self._rows.values():
+            colour = {"running": "cyan", "done": "green", "failed": "red"}[row.state]
+            table.add_row(
+                row.pipeline,
+                row.name,
+                f"[{colour}]{row.stage if row.state == 'running' else row.state}[/]",
+                f"{row.records:,}",
+                f"{row.records_per_s:,.0f}",
+                "" if row.lag is None else f"{row.lag:,}",
+                f"[red]{row.lost:,}[/]" if row.lost else "0",
+            )
+        return table
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class Publisher:
+    """Sends the same to the topic. A pipeline does not stop because nobody hears it."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connection = connect()
+
+    def show(self, progress: Progress) -> None:
+        record = {"data": msgspec.to_builtins(progress), "tag": progress.pipeline, "node": progress.name}
+        with suppress(TopicsError, OSError):
+            # Not again when the answer is lost: twice would be worse than never.
+            self._connection.post(topic_path(TOPIC), {"records": [record], "config": _CONFIG}, repeatable=False)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Report:
+    """Counts, and tells whoever is to be told. `stage` is called at each step of the work, in its order."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        name: str,
+        run: str = "",
+        shows: tuple[Show, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shows = shows
+        self._clock = clock
+        self._started = clock()
+        self._told = float("-inf")
+        self._lock = threading.Lock()
+        self.progress = Progress(pipeline, name, run or f"{time.time_ns():x}", 0)
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Who stops a live pipeline has not broken it.
+        self.finish(None if isinstance(error, KeyboardInterrupt) else error)
+
+    def stage(self, name: str) -> None:
+        self.progress.stage = name
+        self._tell()
+
+    def count(self, records: int = 0, size: int = 0, lost: int = 0, deleted: int = 0, lag: int | None = None) -> None:
+        progress = self.progress
+        progress.records += records
+        progress.bytes += size
+        progress.lost += lost
+        progress.deleted += deleted
+        if lag is not None:
+            progress.lag = lag
+        elapsed = max(self._clock() - self._started, 1e-6)
+        progress.records_per_s = round(progress.records / elapsed, 1)
+        self._tell()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        if self.progress.state == "running":
+            self.progress.state = "done" if error is None else "failed"
+            self.progress.error = "" if error is None else str(error)[:1000]
+            self._tell(always=True)
+
+    def _tell(self, always: bool = False) -> None:
+        # A query counts on its own thread, and whoever waits for it on another.
+        with self._lock:
+            now = self._clock()
+            if always or now - self._told >= _SECONDS:
+                self._told = now
+                self.progress.ts = time.time_ns() // 1_000_000
+                for each in self._shows:
+                    each.show(self.progress)
+
+
+def showing(as_json: bool = False) -> Show:
+    """Live on a terminal, lines of JSON elsewhere."""
+    return Terminal() if sys.stderr.isatty() and not as_json else Lines()
