@@ -206,8 +206,8 @@ def test_a_history_of_deletes_that_the_log_has_forgotten_is_told(
 ) -> None:
     append(client, topic, 5)
     tier(spark, server.url, lake, topics=[topic])
-    for _ in range(1001):
-        delete(client, topic, match="nothing")
+    for number in range(1001):
+        delete(client, topic, match=f"nothing-{number}")
     result = compact(spark, lake, url=server.url)
     assert len(result.problems) == 1
     assert "does not know its deletes behind number 0" in result.problems[0]

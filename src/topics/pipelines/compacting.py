@@ -293,9 +293,17 @@ class _Compact:
 
 
 def _any(erases: Iterable[Erase]) -> Column:
-    from functools import reduce
-
-    return reduce(lambda one, other: one | other, [erase.condition() for erase in erases])
+    """What any of them takes. Of those with the same selector the furthest one says it all; and the rest is a tree that
+    is as flat as can be, because Spark goes down into it call by call."""
+    furthest: dict[tuple[str, ...] | None, Erase] = {}
+    for erase in erases:
+        known = furthest.get(erase.match)
+        if known is None or known.last < erase.last:
+            furthest[erase.match] = erase
+    level = [erase.condition() for erase in furthest.values()]
+    while len(level) > 1:
+        level = [one | other for one, other in zip(level[::2], level[1::2], strict=False)] + level[len(level) & ~1 :]
+    return level[0]
 
 
 def _neighbours(part: Part, file_bytes: int) -> Iterator[list[LakeFile]]:
