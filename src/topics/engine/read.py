@@ -370,8 +370,10 @@ def seek(topic: Topic, ts: int) -> int:
     that may have been."""
     if topic.lost_ts >= ts:
         return topic.config.seq_base - 1
-    seq = max(first_at(topic, ts), topic.earliest_seq)
-    known = _last_stored(topic, seq)
+    first = first_at(topic, ts)
+    seq = max(first, topic.earliest_seq)
+    # Records that were deleted since still say how new what stood before them may have been.
+    known = _last_stored(topic, first)
     hole = topic.hole_behind(known)
     if hole is not None and hole.first < seq:
         return max(hole.first, known + 1) - 1
