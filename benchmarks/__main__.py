@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import append, growth, idle, lake, large, queue, read, routers, soak, spark, watch, wire
+from benchmarks import append, growth, idle, lake, large, queue, read, readme, routers, soak, spark, watch, wire
 
 ALL = {
     "append": append.run,
@@ -23,6 +23,7 @@ ALL = {
     "queue": queue.run,
     "soak": soak.run,
     "routers": routers.run,
+    "readme": readme.run,
 }
 
 
