@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
 def strict(tmp_path: Path, quick_sweeps: None) -> Iterator[LocalServer]:
     """A server that waits a tenth of a second for whoever takes nothing."""
     with local_server(tmp_path, stuck_timeout_ms=100, shutdown_timeout_ms=500) as running:
+        yield running
+
+
+@pytest.fixture
+def fair(tmp_path: Path, quick_sweeps: None) -> Iterator[LocalServer]:
+    """A server that waits long enough for a reader on a busy machine."""
+    with local_server(tmp_path, stuck_timeout_ms=2000, shutdown_timeout_ms=500) as running:
         yield running
 
 
@@ -223,20 +230,25 @@ def test_what_retention_took_from_a_stuck_reader_is_a_tombstone_when_it_is_back(
         assert seen == [(at + 1, 30, "from_seq_too_old"), *range(31, 61)]
 
 
-def test_a_reader_that_takes_a_little_is_not_stuck(strict: LocalServer) -> None:
+def test_a_reader_that_takes_a_little_is_not_stuck(fair: LocalServer) -> None:
     """It reads on while one that reads nothing is closed."""
-    with strict.client() as client:
+    with fair.client() as client:
         fill(client, "t", 30)
         with (
-            Events(strict.port, url_of(client, "t"), receive_buffer=SMALL) as slow,
-            Events(strict.port, url_of(client, "t"), receive_buffer=SMALL) as stuck,
+            Events(fair.port, url_of(client, "t"), receive_buffer=SMALL) as slow,
+            Events(fair.port, url_of(client, "t"), receive_buffer=SMALL) as stuck,
         ):
             slow.stream()
             stuck.open()
             taken = b""
-            while strict.call(lambda: strict.app.watches.open_streams) == 2:
-                taken += slow.socket.recv(1 << 15)
-            assert strict.call(lambda: strict.app.watches.open_streams) == 1
+            patience = slow.socket.gettimeout()
+            slow.socket.settimeout(0.05)
+            while fair.call(lambda: fair.app.watches.open_streams) == 2:
+                # It may have everything before the other one is given up.
+                with suppress(TimeoutError):
+                    taken += slow.socket.recv(1 << 15)
+            slow.socket.settimeout(patience)
+            assert fair.call(lambda: fair.app.watches.open_streams) == 1
             slow._raw += taken
             assert told(slow.until("caught-up")) == list(range(1, 31))
 
