@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
 
 import typer
 
@@ -116,7 +116,3 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(OK) from None
 
     return run
-
-
-def as_int(value: Any) -> int:
-    return int(value)

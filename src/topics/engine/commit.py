@@ -109,14 +109,6 @@ class Committer:
         self.sync_seconds = 0.0
         self.on_sync: Callable[[float], None] | None = None
 
-    @property
-    def is_syncing(self) -> bool:
-        return self._syncing
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._written or self._synced)
-
     def check_writable(self) -> None:
         if self.read_only is not None:
             raise ReadOnly(self.read_only.message, **self.read_only.detail)

@@ -771,6 +771,6 @@ def _weight(pieces: Iterable[Piece]) -> int:
     return sum(len(piece.body) for piece in pieces if not isinstance(piece, Hole))
 
 
-def _ends(config: RouterConfig) -> tuple[object, object]:
+def _ends(config: RouterConfig) -> list[object]:
     """What makes it another router: the key of a remote end does not."""
-    return tuple((end.url, end.topic) if isinstance(end, Remote) else end for end in (config.source, config.dest))  # type: ignore[return-value]
+    return [(end.url, end.topic) if isinstance(end, Remote) else end for end in (config.source, config.dest)]

@@ -42,7 +42,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Refused(TopicsError):
-    """The other server said no, or nothing that we understand."""
+    """The other server said no, or nothing that we understand: `answered` is its status, if it is known."""
+
+    answered: int | None = None
 
 
 class _Again(Exception):
@@ -282,7 +284,7 @@ class _Task:
             there = await self._meet()
         except Refused as refusal:
             # Who may only write may do that, as long as nothing could come back.
-            if refusal.status == 403 and not cargo.has_vias:
+            if refusal.answered == 403 and not cargo.has_vias:
                 return None
             raise
         return there.instance if there is not None else ""
@@ -451,7 +453,7 @@ def _good(status: int, body: bytes) -> bytes:
     if status >= 300:
         error = _error_of(body)
         refusal = Refused(f"the other server answered {status} {error.code}: {error.message:.300}")
-        refusal.status = status  # type: ignore[misc]  # theirs, not ours
+        refusal.answered = status
         raise refusal
     return body
 

@@ -59,9 +59,6 @@ class CheckpointWriter:
         self._fs.rename(self._unfinished, checkpoint_name(self.number))
         self._fs.sync_dir(DIRECTORY)
 
-    def abandon(self) -> None:
-        self._file.close()
-
 
 def read_checkpoint(fs: FileSystem, number: int) -> list[Frame] | None:
     """The frames of a checkpoint without its end, or None if any of it is missing or wrong."""
