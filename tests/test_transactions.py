@@ -24,7 +24,7 @@ from topics.core.errors import (
 )
 from topics.core.limits import Limits
 from topics.core.records import decode_write
-from topics.engine import transactions
+from topics.engine import bulk, transactions
 from topics.engine.transactions import Part, TxnResult
 from topics.log import Log
 
@@ -514,6 +514,30 @@ def test_a_topic_made_meanwhile_takes_the_records(log: Log) -> None:
 
 
 # Dedupe
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("node", [None, "n"])
+def test_large_parts_are_the_same_with_and_without_arrow(
+    monkeypatch: pytest.MonkeyPatch, node: str | None, ending: Ending
+) -> None:
+    """Over a number of digits that grows in the middle of a chunk, and more chunks than one thread takes."""
+
+    def bodies() -> bytes:
+        machine = Machine(Limits(max_limit=100_000))
+        for chunk in range(12):
+            spool(machine.log, "x", "t", "p", chunk, *["ü" * ((chunk * n) % 90) for n in range(1200)], node=node)
+        done = machine.log.commit("x", [part("p", t=14_400)])
+        assert (done.topics["t"].first_seq, done.topics["t"].last_seq) == (1, 14_400)
+        before = machine.log.diff("t", limit=100_000).parts
+        after = machine.restart(ending).diff("t", limit=100_000).parts
+        assert b",".join(before) == b",".join(after)
+        assert machine.log.get("t").bytes == sum(2 + 2 * ((chunk * n) % 90) for chunk in range(12) for n in range(1200))
+        return b",".join(after)
+
+    with_arrow = bodies()
+    monkeypatch.setattr(bulk, "_has_arrow", lambda: False)
+    assert bodies() == with_arrow
 
 
 def test_the_same_pair_answers_the_first_result(log: Log) -> None:

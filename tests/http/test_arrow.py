@@ -19,10 +19,14 @@ from tests.helpers import Machine
 from tests.http.server import ARROW, JSON, Background, LocalServer, child, datas, diff, error_of, local_server, write
 from topics.core.errors import InvalidRequest
 from topics.core.limits import Limits
-from topics.core.records import PlainWrite, RecordIn, Write
+from topics.core.records import PlainWrite, RecordIn, TextWrite, Write
+from topics.engine import bulk
 from topics.engine.read import RunWalk, make_query
 from topics.http import arrow
 from topics.log import Log
+
+# A write, and a chunk of a transaction: two ways in.
+EITHER_WAY = pytest.mark.parametrize("query", ["", "?txn=x&part=p&chunk=0"], ids=["write", "spool"])
 
 
 def read(client: httpx.Client, topic: str, **fields: Any) -> tuple[Any, dict[str, Any]]:
@@ -399,10 +403,11 @@ def test_a_flag_that_is_neither_true_nor_false_is_400(client: httpx.Client, topi
         ({"data": pa.array([], pa.string())}, "record"),
     ],
 )
+@EITHER_WAY
 def test_columns_that_are_no_write_are_400_by_name(
-    client: httpx.Client, topic: str, columns: dict[str, Any], field: str
+    client: httpx.Client, topic: str, columns: dict[str, Any], field: str, query: str
 ) -> None:
-    answer = write_columns(client, topic, stream(columns))
+    answer = write_columns(client, topic, stream(columns), query)
     assert error_of(answer) == (400, "invalid_request")
     assert field in answer.json()["error"]["message"]
     assert client.get(f"/v0/topics/{topic}").status_code == 404
@@ -420,8 +425,11 @@ def test_columns_that_are_no_write_are_400_by_name(
         ["", "1,2"],
     ],
 )
-def test_rows_that_are_json_only_together_are_refused(client: httpx.Client, topic: str, rows: list[str]) -> None:
-    assert error_of(write_columns(client, topic, stream({"data": rows}))) == (400, "invalid_request")
+@EITHER_WAY
+def test_rows_that_are_json_only_together_are_refused(
+    client: httpx.Client, topic: str, rows: list[str], query: str
+) -> None:
+    assert error_of(write_columns(client, topic, stream({"data": rows}), query)) == (400, "invalid_request")
 
 
 def test_what_stands_around_a_value_is_no_part_of_it(client: httpx.Client, topic: str) -> None:
@@ -432,7 +440,13 @@ def test_what_stands_around_a_value_is_no_part_of_it(client: httpx.Client, topic
 
 def rows_of(body: bytes) -> list[RecordIn]:
     write = arrow.decode_write(body, Limits(), create=True, node=None)
-    return [RecordIn(record.data, record.tag, record.node, record.meta) for record in write.records]
+    rows = [RecordIn(record.data, record.tag, record.node, record.meta) for record in write.records]
+    spooled = arrow.decode_spooled(body, Limits(), create=True, node=None)
+    if isinstance(spooled, TextWrite):
+        assert [RecordIn(Raw(bytes(data))) for data in bulk.cut(memoryview(spooled.text), spooled.offsets)] == rows
+    else:
+        assert spooled == write
+    return rows
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -460,14 +474,22 @@ def test_columns_of_nothing_make_no_difference() -> None:
     assert rows_of(some) == [RecordIn(Raw(b"1")), RecordIn(Raw(b"[2]"), "")]
 
 
-def test_a_row_that_is_too_large_is_named(client: httpx.Client, topic: str) -> None:
-    answer = write_columns(client, topic, stream({"data": ["1", '"' + "x" * (1 << 20) + '"']}))
+def test_offsets_need_not_begin_at_zero() -> None:
+    assert rows_of(forged([0, 4, 8])) == [RecordIn(Raw(b"1111")), RecordIn(Raw(b"2222"))]
+    assert rows_of(forged([2, 4, 8])) == [RecordIn(Raw(b"11")), RecordIn(Raw(b"2222"))]
+    assert rows_of(forged([0, 4, 6])) == [RecordIn(Raw(b"1111")), RecordIn(Raw(b"22"))]
+
+
+@EITHER_WAY
+def test_a_row_that_is_too_large_is_named(client: httpx.Client, topic: str, query: str) -> None:
+    answer = write_columns(client, topic, stream({"data": ["1", '"' + "x" * (1 << 20) + '"']}), query)
     assert error_of(answer)[1] == "record_too_large"
     assert "records[1]" in answer.json()["error"]["message"]
 
 
-def test_too_many_rows_are_refused(client: httpx.Client, topic: str) -> None:
-    assert error_of(write_columns(client, topic, stream({"data": ["1"] * 10_001}))) == (400, "batch_too_large")
+@EITHER_WAY
+def test_too_many_rows_are_refused(client: httpx.Client, topic: str, query: str) -> None:
+    assert error_of(write_columns(client, topic, stream({"data": ["1"] * 10_001}), query)) == (400, "batch_too_large")
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"\xff\xff\xff\xff", b"\0" * 64, b"ARROW1\0\0"])
@@ -492,15 +514,19 @@ def forged(offsets: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("offsets", [[0, 4, 1 << 30], [0, -4, 8], [0, 8, 4], [-(1 << 30), 0, 4], [0, 1 << 20, 1 << 21]])
-def test_forged_offsets_are_refused_and_read_no_memory(client: httpx.Client, topic: str, offsets: list[int]) -> None:
-    assert error_of(write_columns(client, topic, forged(offsets))) == (400, "invalid_request")
+@EITHER_WAY
+def test_forged_offsets_are_refused_and_read_no_memory(
+    client: httpx.Client, topic: str, offsets: list[int], query: str
+) -> None:
+    assert error_of(write_columns(client, topic, forged(offsets), query)) == (400, "invalid_request")
     assert client.get("/v0/health").status_code == 200
 
 
-def test_text_that_is_not_utf_8_is_refused(client: httpx.Client, topic: str) -> None:
+@EITHER_WAY
+def test_text_that_is_not_utf_8_is_refused(client: httpx.Client, topic: str, query: str) -> None:
     body = stream({"data": ['"aaaa"']})
     assert body.count(b"aaaa") == 1
-    answer = write_columns(client, topic, body.replace(b"aaaa", b"a\xff\xfea"))
+    answer = write_columns(client, topic, body.replace(b"aaaa", b"a\xff\xfea"), query)
     assert error_of(answer) == (400, "invalid_request")
 
 

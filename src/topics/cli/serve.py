@@ -65,7 +65,7 @@ def _announce(server: Server) -> None:
     shown = {**server.settings.shown(), "api_keys": f"{server.key_count} keys"}
     url = url_of(server.settings.host, server.port)
     print(f"topics serves {shown['data_dir']} on {url}", flush=True)
+    print("  with: " + " ".join(f"{name}={value}" for name, value in sorted(shown.items())), flush=True)
     print(f"  open: {url}/ui", flush=True)
     body = '{"records": [{"data": "hello"}]}'
     print(f"  try:  curl {url}/v0/topics/first -H 'content-type: application/json' -d '{body}'", flush=True)
-    print("  with: " + " ".join(f"{name}={value}" for name, value in sorted(shown.items())), flush=True)

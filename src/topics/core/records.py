@@ -94,6 +94,18 @@ class PlainWrite(_WriteFields, kw_only=True):
 AnyWrite = Write | PlainWrite
 
 
+class TextWrite(_WriteFields, kw_only=True):
+    """Plain records on their way into a spool, without an object a record: their `data` one behind the other in
+    `text`, and where each begins and the last ends."""
+
+    text: bytes | memoryview
+    offsets: array[int]
+
+    @property
+    def count(self) -> int:
+        return len(self.offsets) - 1
+
+
 class Batch(msgspec.Struct, gc=False):
     """A run of rendered records with contiguous seqs: `body` is `{…},{…},` with a comma behind each.
 
@@ -112,6 +124,8 @@ class Batch(msgspec.Struct, gc=False):
     size: int
     # The topics that a router's copies have been through.
     vias: list[str | None] | None = None
+    # Where each record ends in `body`, if whoever rendered the run knew.
+    ends: array[int] | None = None
 
     @property
     def last_seq(self) -> int:
@@ -183,33 +197,40 @@ def check_body(body: bytes, limits: Limits) -> None:
 
 
 def check_plain(write: PlainWrite, limits: Limits) -> None:
-    _check_fields(write, limits)
+    _check_fields(write, len(write.records), limits)
     if write.client_id is not None:
         _check_producer(write)
-    sizes = list(map(len, [record.data for record in write.records]))
+    datas = [record.data for record in write.records]
+    _check_datas(datas, list(map(len, datas)), limits)
+
+
+def check_text_write(write: TextWrite, datas: Sequence[Raw], sizes: Sequence[int], limits: Limits) -> None:
+    """The same for records that have no objects; `datas` and `sizes` are those of `text`."""
+    _check_fields(write, write.count, limits)
+    _check_datas(datas, sizes, limits)
+
+
+def _check_datas(datas: Sequence[Raw], sizes: Sequence[int], limits: Limits) -> None:
     largest = max(sizes)
     if largest > limits.max_record_bytes:
         _refuse_size(sizes.index(largest), largest, limits)
     if largest > 2 * MAX_DEPTH:
-        for index, record in enumerate(write.records):
-            _check_depth(record.data, index)
+        for index, data in enumerate(datas):
+            _check_depth(data, index)
 
 
-def _check_fields(write: AnyWrite, limits: Limits) -> None:
-    records = write.records
-    if not records:
+def _check_fields(write: AnyWrite | TextWrite, count: int, limits: Limits) -> None:
+    if not count:
         raise InvalidRequest("records must have at least 1 record")
-    if len(records) > limits.max_batch_records:
-        raise BatchTooLarge(
-            f"records has {len(records)} records, TOPICS_MAX_BATCH_RECORDS is {limits.max_batch_records}"
-        )
+    if count > limits.max_batch_records:
+        raise BatchTooLarge(f"records has {count} records, TOPICS_MAX_BATCH_RECORDS is {limits.max_batch_records}")
     check_node(write.node, "node", limits)
     if write.idempotency_key is not None and not 1 <= len(write.idempotency_key) <= MAX_IDEMPOTENCY_KEY:
         raise InvalidRequest(f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY} characters")
 
 
 def check_write(write: Write, limits: Limits) -> None:
-    _check_fields(write, limits)
+    _check_fields(write, len(write.records), limits)
     # Flat for speed: one pass per record, the unusual parts behind one test each.
     most = limits.max_record_bytes
     for index, record in enumerate(write.records):

@@ -28,7 +28,7 @@ from topics.core.errors import (
 )
 from topics.core.limits import MAX_INTEGER, MAX_PAGE_SIZE, Limits
 from topics.core.names import check_topic_name
-from topics.core.records import AnyWrite, PlainWrite
+from topics.core.records import AnyWrite, PlainWrite, TextWrite
 from topics.core.selector import Selector
 from topics.core.tombstone import Hole
 from topics.engine import deletion, frames, read, retention
@@ -324,7 +324,7 @@ class Engine:
             raise TopicNotFound(f"topic {name!r} was deleted")
         return self.appender.write_shared(topic, writes, self.time.now())
 
-    def config_of(self, write: AnyWrite) -> ConfigPatch:
+    def config_of(self, write: AnyWrite | TextWrite) -> ConfigPatch:
         """What a write asks of the topic that it would create."""
         return parse_patch(write.config)
 

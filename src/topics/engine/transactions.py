@@ -6,7 +6,10 @@ is one group in the WAL, so a crash keeps all of it or none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,7 +29,7 @@ from topics.core.errors import (
 )
 from topics.core.limits import MAX_CLIENT_ID, MAX_CLIENT_SEQ, RESERVE_AHEAD, Limits
 from topics.core.names import check_topic_name
-from topics.core.records import AnyWrite, Batch, PlainRecord, PlainWrite, Record, RecordIn, render
+from topics.core.records import AnyWrite, Batch, PlainRecord, PlainWrite, Record, RecordIn, TextWrite, Write, render
 from topics.core.tombstone import Hole
 from topics.engine import bulk, frames
 from topics.engine.append import completed, event_of, follow
@@ -35,7 +38,7 @@ from topics.engine.dedupe import Appended
 from topics.engine.frames import Committed, Event
 from topics.engine.state import CommittedTxn
 from topics.engine.topic import Topic
-from topics.storage.frame import MAX_PAYLOAD
+from topics.storage.frame import MAX_PAYLOAD, Buffer
 from topics.storage.fs import File, FileSystem, read_exactly, write_all
 
 if TYPE_CHECKING:
@@ -50,8 +53,6 @@ _RECORD_OVERHEAD = 64
 _TOPIC_OVERHEAD = 4096
 _RUN_OVERHEAD = 256
 _MAX_UTF_8 = 4
-# Between the datas of plain records.
-_BETWEEN = b"\0"
 
 
 class Part(msgspec.Struct):
@@ -84,7 +85,7 @@ class Spooled(msgspec.Struct):
 class _Spooled(msgspec.Struct, gc=False):
     """Where a chunk lies in the spool file, and the number of its elements.
 
-    A plain one is its records' `data` with a NUL between them, which no JSON has; `node` is that of all of them.
+    A plain one is where its records' `data` begin and the last one ends, then the datas; `node` is that of all of them.
     """
 
     offset: int
@@ -149,7 +150,7 @@ class Transactions:
             fs.remove(f"{DIRECTORY}/{name}")
 
     def spool(
-        self, txn_id: str, topic: str, part: str, chunk: int, write: AnyWrite, owner: str | None = None
+        self, txn_id: str, topic: str, part: str, chunk: int, write: AnyWrite | TextWrite, owner: str | None = None
     ) -> Spooled:
         """Takes one chunk of a part; a repeated one is answered, not added."""
         check_text("txn", txn_id, _MAX_ID)
@@ -177,20 +178,21 @@ class Transactions:
         if known is not None:
             return Spooled(known.count, repeated=True)
         payload = _pack(write)
-        count = len(write.records)
-        size = len(payload) + (_RECORD_OVERHEAD + len(write.node or "")) * count
+        length = sum(map(len, payload))
+        count = write.count if isinstance(write, TextWrite) else len(write.records)
+        size = length + (_RECORD_OVERHEAD + len(write.node or "")) * count
         if txn.size + size > self._limits.max_txn_bytes:
             raise PayloadTooLarge(
                 f"transaction {txn_id!r} would have {txn.size + size} bytes, "
                 f"TOPICS_MAX_TXN_BYTES is {self._limits.max_txn_bytes}"
             )
         try:
-            write_all(txn.file, [payload])
+            write_all(txn.file, payload)
         except OSError as error:
             self._rewind(txn)
             raise StorageFault(f"transaction {txn_id!r}: the chunk could not be spooled: {error}") from error
-        chunks[chunk] = _Spooled(txn.end, len(payload), count, isinstance(write, PlainWrite), write.node)
-        txn.end += len(payload)
+        chunks[chunk] = _Spooled(txn.end, length, count, not isinstance(write, Write), write.node)
+        txn.end += length
         txn.size += size
         return Spooled(count, repeated=False)
 
@@ -211,7 +213,7 @@ class Transactions:
         txn = self._open[txn_id] = Transaction(txn_id, owner, name, file, self._engine.time.now())
         return txn
 
-    def _target(self, topic: str, write: AnyWrite) -> _Target:
+    def _target(self, topic: str, write: AnyWrite | TextWrite) -> _Target:
         existing = self._engine.staged_topic(topic)
         if existing is not None:
             return _Target(existing.epoch, ConfigPatch())
@@ -358,15 +360,14 @@ class Transactions:
         weight = _TOPIC_OVERHEAD * (1 + len(chunks_of))
         for name, chunks in chunks_of.items():
             pieces = rendered[name] = []
-            seq = first_seqs[name]
-            for chunk in chunks:
-                own = self._render_chunk(txn, chunk, seq, now)
-                seq = _last_seq(own[-1]) + 1
+            first_seq = first_seqs[name]
+            for own in bulk.in_order(self._renderings(txn, chunks, first_seq, now), len(chunks)):
                 pieces += own
                 weight += sum(map(_weight, own))
                 _check_weight(txn.id, weight)
             # Only the number of seqs counts here, and a hole takes as many.
-            self._engine.appender.check_seqs(name, first_seqs[name], [RecordIn(hole=seq - first_seqs[name])])
+            seqs = _last_seq(pieces[-1]) + 1 - first_seq
+            self._engine.appender.check_seqs(name, first_seq, [RecordIn(hole=seqs)])
         return rendered
 
     def _check_topic(self, txn: Transaction, name: str, chunks: Sequence[_Spooled]) -> int:
@@ -392,21 +393,33 @@ class Transactions:
             records = [record for chunk in chunks for record in self._records(txn, chunk)]
             self._engine.appender.check_fits(name, config, records, count, size)
 
-    def _render_chunk(self, txn: Transaction, chunk: _Spooled, first_seq: int, now: int) -> list[Batch | Hole]:
-        if chunk.is_plain:
-            text = self._read(txn, chunk)
-            return [bulk.render_text(text, _BETWEEN, chunk.count, chunk.node, first_seq, now)]
-        return render(self._records(txn, chunk), chunk.node, first_seq, now)
+    def _renderings(
+        self, txn: Transaction, chunks: Sequence[_Spooled], seq: int, now: int
+    ) -> Iterator[Callable[[], Sequence[Batch | Hole]]]:
+        """One for each chunk. What they need is read here: whoever runs them may be on another thread."""
+        for chunk in chunks:
+            if chunk.is_plain:
+                yield partial(bulk.render_text, *self._read_text(txn, chunk), chunk.node, seq, now)
+                seq += chunk.count
+            else:
+                own = render(self._records(txn, chunk), chunk.node, seq, now)
+                yield partial(list, own)
+                seq = _last_seq(own[-1]) + 1
 
     def _records(self, txn: Transaction, chunk: _Spooled) -> Sequence[Record]:
-        payload = self._read(txn, chunk)
         if chunk.is_plain:
-            return [PlainRecord(Raw(data)) for data in payload.split(_BETWEEN)]
+            text, offsets = self._read_text(txn, chunk)
+            return [PlainRecord(Raw(bytes(data))) for data in bulk.cut(text, offsets)]
         try:
-            stored = _decode(payload)
+            stored = _decode(self._read(txn, chunk))
         except msgspec.DecodeError as error:
             raise StorageFault(f"transaction {txn.id!r}: the spool cannot be read: {error}") from error
         return [RecordIn(Raw(one.data), one.tag, one.node, Raw(one.meta), None, one.hole) for one in stored]
+
+    def _read_text(self, txn: Transaction, chunk: _Spooled) -> tuple[memoryview, memoryview]:
+        payload = memoryview(self._read(txn, chunk))
+        head = (chunk.count + 1) * bulk.OFFSET
+        return payload[head:], payload[:head].cast("i")
 
     def _read(self, txn: Transaction, chunk: _Spooled) -> bytes:
         try:
@@ -486,15 +499,17 @@ def _check_parts(txn: Transaction | None, parts: Sequence[Part]) -> None:
                 )
 
 
-def _pack(write: AnyWrite) -> bytes:
+def _pack(write: AnyWrite | TextWrite) -> list[Buffer]:
+    if isinstance(write, TextWrite):
+        return [write.offsets.tobytes(), write.text]
     if isinstance(write, PlainWrite):
-        return _BETWEEN.join([record.data for record in write.records])
-    return _encode(
-        [
-            _Stored(bytes(record.data), record.tag, record.node, bytes(record.meta), record.hole)
-            for record in write.records
-        ]
-    )
+        datas = [record.data for record in write.records]
+        return [array("i", accumulate(map(len, datas), initial=0)).tobytes(), b"".join(datas)]
+    stored = [
+        _Stored(bytes(record.data), record.tag, record.node, bytes(record.meta), record.hole)
+        for record in write.records
+    ]
+    return [_encode(stored)]
 
 
 def _chunks_of(txn: Transaction, parts: Sequence[Part]) -> dict[str, list[_Spooled]]:

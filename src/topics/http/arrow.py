@@ -22,8 +22,10 @@ from topics.core.records import (
     PlainRecord,
     PlainWrite,
     RecordIn,
+    TextWrite,
     Write,
     check_plain,
+    check_text_write,
     check_write,
 )
 from topics.engine.chunk import Chunk
@@ -99,10 +101,8 @@ def encode_diff(answer: Diff, include_meta: bool) -> list[bytes | memoryview]:
     sink = _Sink()
     with pa.ipc.new_stream(pa.PythonFile(sink, "w"), schema) as writer:
         for pieces in _gather(answer.runs or ()):
-            batches = [_Piece(pa, chunk, runs).batch(schema, include_meta) for chunk, runs in pieces]
             # One batch for many chunks: a reader pays for each.
-            table = pa.Table.from_batches(batches, schema)
-            writer.write_table(table.combine_chunks() if len(batches) > 1 else table)
+            writer.write_batch(_Columns(pa, pieces).batch(schema, include_meta))
     return sink.parts
 
 
@@ -128,9 +128,25 @@ class _Sink:
     def flush(self) -> None: ...
 
 
-def _gather(runs: Sequence[tuple[Chunk, int, int]]) -> Iterator[list[tuple[Chunk, list[range]]]]:
+class _Piece(msgspec.Struct):
+    """Rows of one chunk: some of the span, which is all of it unless records in between are deleted."""
+
+    chunk: Chunk
+    span: range
+    runs: list[range]
+
+    @property
+    def first_seq(self) -> int:
+        return self.chunk.first_seq + self.span.start
+
+    @property
+    def length(self) -> int:
+        return len(self.span)
+
+
+def _gather(runs: Sequence[tuple[Chunk, int, int]]) -> Iterator[list[_Piece]]:
     """The runs of each chunk, and as many chunks at a time as make a batch."""
-    pieces: list[tuple[Chunk, list[range]]] = []
+    pieces: list[_Piece] = []
     rows = size = 0
     for chunk, group in groupby(runs, lambda run: run[0]):
         if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
@@ -139,82 +155,116 @@ def _gather(runs: Sequence[tuple[Chunk, int, int]]) -> Iterator[list[tuple[Chunk
         own = [range(start, stop) for _, start, stop in group]
         rows += sum(map(len, own))
         size += chunk.ends[own[-1].stop - 1] - chunk.start(own[0].start)
-        pieces.append((chunk, own))
+        pieces.append(_Piece(chunk, range(own[0].start, own[-1].stop), own))
     if pieces:
         yield pieces
 
 
-class _Piece:
-    """Rows of one chunk as columns, made of its arrays by kernels: no record is looked at by Python."""
+class _Columns:
+    """Rows of some chunks as columns, made of their arrays by kernels: no record is looked at by Python."""
 
-    def __init__(self, pa: Any, chunk: Chunk, runs: list[range]) -> None:
+    def __init__(self, pa: Any, pieces: list[_Piece]) -> None:
         self._pa = pa
         self._compute = pa.compute
-        self._chunk = chunk
-        self._span = slice(runs[0].start, runs[-1].stop)
-        self._is_whole = len(runs) == 1
-        # Which of the span: with records deleted in between, not all of it.
-        self._rows = _positions(pa, self._span.start, runs)
+        self._pieces = pieces
+        self._length = sum(piece.length for piece in pieces)
+        # Which of the spans, if not all of them.
+        self._rows = _positions(pa, pieces) if any(len(piece.runs) > 1 for piece in pieces) else None
+        self._count = self._length if self._rows is None else len(self._rows)
 
     def batch(self, schema: Any, include_meta: bool) -> Any:
-        pa, chunk = self._pa, self._chunk
-        return pa.record_batch(
+        chunks = [piece.chunk for piece in self._pieces]
+        ts = self._numbers([chunk.ts for chunk in chunks], self._pa.int64())
+        metas = None
+        if any(chunk.metas is not None for chunk in chunks):
+            metas = self._numbers([chunk.metas for chunk in chunks], self._pa.int32())
+        body, stops = self._bodies()
+        return self._pa.record_batch(
             [
-                self._compute.add(self._rows, chunk.first_seq + self._span.start),
-                self._compute.multiply(self._numbers(chunk.ts, pa.int64()), 1000).view(schema.field("ts").type),
-                self._names(chunk.node_ids, chunk.nodes),
-                self._names(chunk.tag_ids, chunk.tags),
-                self._metas() if include_meta else self._nothing(),
-                self._datas(),
+                self._seqs(),
+                self._compute.multiply(ts, 1000).view(schema.field("ts").type),
+                self._names([(chunk.node_ids, chunk.nodes) for chunk in chunks]),
+                self._names([(chunk.tag_ids, chunk.tags) for chunk in chunks]),
+                self._metas(body, stops, metas) if include_meta and metas is not None else self._nothing(),
+                self._datas(body, stops, metas),
             ],
             schema=schema,
         )
 
-    def _numbers(self, column: array[int], kind: Any) -> Any:
-        numbers = column[self._span]
-        values = self._pa.Array.from_buffers(kind, len(numbers), [None, self._pa.py_buffer(numbers)])
-        return values if self._is_whole else values.take(self._rows)
+    def _some(self, values: Any) -> Any:
+        return values if self._rows is None else values.take(self._rows)
 
     def _nothing(self) -> Any:
-        return self._pa.nulls(len(self._rows), self._pa.string())
+        return self._pa.nulls(self._count, self._pa.string())
 
-    def _names(self, ids: array[int] | None, table: dict[str, int]) -> Any:
-        if ids is None:
+    def _seqs(self) -> Any:
+        counting = _counting(self._pa, _power_above(self._length), 1)
+        first, last = self._pieces[0], self._pieces[-1]
+        if last.first_seq + last.length - first.first_seq == self._length:
+            return self._some(self._compute.add(counting[: self._length], first.first_seq))
+        seqs = [self._compute.add(counting[: piece.length], piece.first_seq) for piece in self._pieces]
+        return self._some(self._pa.concat_arrays(seqs))
+
+    def _numbers(self, columns: Sequence[array[int] | None], kind: Any) -> Any:
+        return self._some(self._array(b"".join(map(self._bytes, self._pieces, columns)), kind))
+
+    def _bytes(self, piece: _Piece, column: array[int] | None) -> memoryview | bytes:
+        """A column of a chunk; one that no record has is zeros."""
+        return memoryview(column)[piece.span.start : piece.span.stop] if column is not None else bytes(4 * piece.length)
+
+    def _array(self, data: bytes, kind: Any) -> Any:
+        return self._pa.Array.from_buffers(kind, 8 * len(data) // kind.bit_width, [None, self._pa.py_buffer(data)])
+
+    def _names(self, columns: Sequence[tuple[array[int] | None, dict[str, int]]]) -> Any:
+        """The tables of all chunks are one: in that of each stands none at 0."""
+        if all(ids is None for ids, _ in columns):
             return self._nothing()
-        return self._pa.array([None, *table], self._pa.string()).take(self._numbers(ids, self._pa.uint32()))
+        names: list[str | None] = []
+        places: list[Any] = []
+        for piece, (ids, table) in zip(self._pieces, columns, strict=True):
+            own = self._array(bytes(self._bytes(piece, ids)), self._pa.int32())
+            places.append(self._compute.add(own, self._int(len(names))))
+            names += [None, *table]
+        return self._pa.array(names, self._pa.string()).take(self._some(self._pa.concat_arrays(places)))
 
-    def _datas(self) -> Any:
-        """`…"data":DATA}` or `…"data":DATA,"meta":META}`, and a comma behind."""
-        stops = self._stops()
-        sizes = self._numbers(self._chunk.sizes, self._pa.int32())
-        if self._chunk.metas is not None:
-            compute = self._compute
-            metas = self._numbers(self._chunk.metas, self._pa.int32())
+    def _bodies(self) -> tuple[bytes, Any]:
+        """All bodies as one, and where each record's last value stops in it: before its brace and its comma."""
+        bodies: list[memoryview] = []
+        stops: list[Any] = []
+        size = 0
+        for piece in self._pieces:
+            chunk = piece.chunk
+            start, stop = chunk.start(piece.span.start), chunk.ends[piece.span.stop - 1]
+            ends = self._array(bytes(self._bytes(piece, chunk.ends)), self._pa.int32())
+            stops.append(self._compute.add(ends, self._int(size - start - len(b"},"))))
+            bodies.append(memoryview(chunk.body or b"")[start:stop])
+            size += stop - start
+        return b"".join(bodies), self._some(self._pa.concat_arrays(stops))
+
+    def _datas(self, body: bytes, stops: Any, metas: Any) -> Any:
+        """`…"data":DATA}` or `…"data":DATA,"meta":META}`."""
+        compute = self._compute
+        sizes = self._numbers([piece.chunk.sizes for piece in self._pieces], self._pa.int32())
+        if metas is not None:
             tails = compute.add(metas, self._int(len(META_KEY)))
             stops = compute.subtract(stops, compute.if_else(compute.greater(metas, 0), tails, metas))
             sizes = compute.subtract(sizes, metas)
-        return self._texts(stops, sizes)
+        return self._texts(body, stops, sizes)
 
-    def _metas(self) -> Any:
-        if self._chunk.metas is None:
-            return self._nothing()
-        sizes = self._numbers(self._chunk.metas, self._pa.int32())
-        texts = self._texts(self._stops(), sizes)
-        return self._compute.if_else(self._compute.greater(sizes, 0), texts, None)
-
-    def _stops(self) -> Any:
-        return self._compute.subtract(self._numbers(self._chunk.ends, self._pa.int32()), self._int(len(b"},")))
+    def _metas(self, body: bytes, stops: Any, metas: Any) -> Any:
+        texts = self._texts(body, stops, metas)
+        return self._compute.if_else(self._compute.greater(metas, 0), texts, None)
 
     def _int(self, number: int) -> Any:
         return self._pa.scalar(number, self._pa.int32())
 
-    def _texts(self, stops: Any, sizes: Any) -> Any:
+    def _texts(self, body: bytes, stops: Any, sizes: Any) -> Any:
         """Parts of the body. An Arrow array has no gaps: they are elements too here, and every second one is taken."""
-        pa, count = self._pa, len(stops)
+        pa, count = self._pa, self._count
         offsets = array("i", bytes(8 * count))
         offsets[::2] = _ints(self._compute.subtract(stops, sizes))
         offsets[1::2] = _ints(stops)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._chunk.body or b"")]
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(body)]
         both = pa.Array.from_buffers(pa.string(), 2 * count - 1, buffers)
         return both.take(_every_second(pa, count))
 
@@ -222,6 +272,45 @@ class _Piece:
 def decode_write(body: bytes, limits: Limits, create: bool, node: str | None) -> AnyWrite:
     """An Arrow stream with columns `data`, `tag`, `node`, `meta`; the rest of a write is in the query."""
     pa = _pyarrow(UnsupportedMediaType)
+    columns = _checked_columns(pa, body, limits)
+    return _as_write(columns, _prove(pa, columns["data"]), limits, create, node)
+
+
+def decode_spooled(body: bytes, limits: Limits, create: bool, node: str | None) -> AnyWrite | TextWrite:
+    """The same for a chunk of a transaction: plain records stay the text that they are."""
+    pa = _pyarrow(UnsupportedMediaType)
+    columns = _checked_columns(pa, body, limits)
+    column = columns["data"]
+    datas = _prove(pa, column)
+    if datas and _is_plain(columns):
+        offsets = _offsets(column)
+        if offsets[0] == 0:
+            write = TextWrite(
+                text=memoryview(column.buffers()[2])[: offsets[-1]], offsets=offsets, create=create, node=node
+            )
+            check_text_write(write, datas, _ints(pa.compute.binary_length(column)), limits)
+            return write
+    return _as_write(columns, datas, limits, create, node)
+
+
+def _as_write(
+    columns: dict[str, Any], proven: list[Raw] | None, limits: Limits, create: bool, node: str | None
+) -> AnyWrite:
+    datas = proven or _prove_each(columns["data"])
+    if _is_plain(columns):
+        plain = PlainWrite(records=list(map(PlainRecord, datas)), create=create, node=node)
+        check_plain(plain, limits)
+        return plain
+    write = Write(records=list(_records(datas, columns)), create=create, node=node)
+    check_write(write, limits)
+    return write
+
+
+def _is_plain(columns: dict[str, Any]) -> bool:
+    return all(column.null_count == len(column) for name, column in columns.items() if name != "data")
+
+
+def _checked_columns(pa: Any, body: bytes, limits: Limits) -> dict[str, Any]:
     columns = _read_columns(pa, body)
     if "data" not in columns:
         raise InvalidRequest("the Arrow stream has no column `data`")
@@ -229,14 +318,7 @@ def decode_write(body: bytes, limits: Limits, create: bool, node: str | None) ->
     if rows > limits.max_batch_records:
         # The same refusal as for JSON, before any row is looked at.
         check_write(Write(records=[RecordIn()] * rows), limits)
-    datas = _prove(pa, columns["data"]) or _prove_each(columns["data"])
-    if all(column.null_count == rows for name, column in columns.items() if name != "data"):
-        plain = PlainWrite(records=list(map(PlainRecord, datas)), create=create, node=node)
-        check_plain(plain, limits)
-        return plain
-    write = Write(records=list(_records(datas, columns)), create=create, node=node)
-    check_write(write, limits)
-    return write
+    return columns
 
 
 def _read_columns(pa: Any, body: bytes) -> dict[str, Any]:
@@ -346,13 +428,21 @@ def _ints(numbers: Any) -> array[int]:
     return ints
 
 
-def _positions(pa: Any, first: int, runs: list[range]) -> Any:
-    """Where the rows of `runs` stand behind `first`."""
-    if len(runs) == 1:
-        return _counting(pa, _power_above(len(runs[0])), 1)[: len(runs[0])]
+def _offsets(texts: Any) -> array[int]:
+    """Where the elements of an Arrow array of strings begin, and where the last one ends."""
+    offsets = array("i")
+    offsets.frombytes(texts.buffers()[1].slice(4 * texts.offset, 4 * (len(texts) + 1)))
+    return offsets
+
+
+def _positions(pa: Any, pieces: list[_Piece]) -> Any:
+    """Where the rows stand in all spans together."""
     positions = array("q")
-    for run in runs:
-        positions.extend(range(run.start - first, run.stop - first))
+    base = 0
+    for piece in pieces:
+        for run in piece.runs:
+            positions.extend(range(base + run.start - piece.span.start, base + run.stop - piece.span.start))
+        base += piece.length
     return pa.Array.from_buffers(pa.int64(), len(positions), [None, pa.py_buffer(positions)])
 
 

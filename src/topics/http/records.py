@@ -43,7 +43,11 @@ def write(app: App, exchange: Exchange, name: str) -> None:
     if headers.get(b"content-type") == JSON:
         request: AnyWrite = decode_write(body, app.limits)
     elif arrow.is_arrow(headers.get(b"content-type")):
-        request = arrow.decode_write(body, app.limits, exchange.flag("create", True), exchange.query.get("node"))
+        create, node = exchange.flag("create", True), exchange.query.get("node")
+        if _is_spooled(exchange):
+            spool(app, exchange, name, arrow.decode_spooled(body, app.limits, create, node))
+            return
+        request = arrow.decode_write(body, app.limits, create, node)
     else:
         need_json(exchange)
         request = decode_write(body, app.limits)
@@ -60,7 +64,7 @@ def write(app: App, exchange: Exchange, name: str) -> None:
     return_seqs = True
     if exchange.head.raw_query:
         return_seqs = exchange.flag("return_seqs", True)
-        if exchange.query.keys() & {"txn", "part", "chunk"}:
+        if _is_spooled(exchange):
             spool(app, exchange, name, request)
             return
     if app.pressure.level >= 3:
@@ -72,6 +76,10 @@ def write(app: App, exchange: Exchange, name: str) -> None:
         app.end_turn()
     else:
         _write(app, exchange, name, request, return_seqs)
+
+
+def _is_spooled(exchange: Exchange) -> bool:
+    return bool(exchange.query.keys() & {"txn", "part", "chunk"})
 
 
 def _write_late(app: App, exchange: Exchange, name: str, request: AnyWrite, return_seqs: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from topics.core.errors import InvalidRequest
-from topics.core.records import AnyWrite
+from topics.core.records import AnyWrite, TextWrite
 from topics.engine.transactions import TxnResult
 from topics.http.app import App, check_name
 from topics.http.exchange import Exchange
@@ -14,7 +14,7 @@ from topics.http.messages import CommitRequest
 _decode_commit = msgspec.json.Decoder(CommitRequest)
 
 
-def spool(app: App, exchange: Exchange, name: str, request: AnyWrite) -> None:
+def spool(app: App, exchange: Exchange, name: str, request: AnyWrite | TextWrite) -> None:
     txn, part = exchange.query.get("txn"), exchange.query.get("part")
     if txn is None or part is None or "chunk" not in exchange.query:
         raise InvalidRequest("txn, part and chunk go together")
