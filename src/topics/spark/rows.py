@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -64,8 +65,7 @@ class Rows:
         first_row = spool.count_rows(batch.num_rows)
         if not batch.num_rows:
             return
-        numbers = pa.array(range(first_row, first_row + batch.num_rows), pa.int64())
-        table = batch.append_column("$row", numbers)
+        table = batch.append_column("$row", pc.add(_counting(batch.num_rows), first_row))
         for topic, rows in self._by_topic(table):
             for run, is_loss in self._runs(rows):
                 if is_loss:
@@ -118,6 +118,11 @@ class Rows:
                 if not _is_finite(value):
                     raise InvalidRequest(f"row {rows.column('$row')[index].as_py()}: JSON has no NaN and no Infinity")
         return _text(data)
+
+
+@lru_cache(maxsize=4)
+def _counting(count: int) -> pa.Array:
+    return pa.array(range(count), pa.int64())
 
 
 def _text(column: pa.Array) -> pa.Array:
