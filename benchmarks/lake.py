@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _RECORDS = int(os.environ.get("BENCH_RECORDS", "10000000"))
 _TOPICS = 20
 _TURNS = int(os.environ.get("BENCH_TURNS", "2"))
-_PER_TRIGGER = 4_000_000
+_PER_TRIGGER = 20_000_000
 _PER_PARTITION = 500_000
 _IDLE_TURNS = 5
 # Versions, each with a file for every topic, that make the large lake: a history of months.

@@ -284,6 +284,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str
         ask(served, "PUT", "/v0/routers/r", {"source": "a", "dest": "b"})
         ask(served, "POST", "/v0/topics/a", {"records": [{"data": 1}, {"data": 2}]})
         ask(served, "POST", "/v0/topics/a/diff", {})
+        word = {"pipeline": "tier", "name": "a", "run": "1", "ts": 1, "lag": 5}
+        ask(served, "POST", "/v0/topics/pipelines.progress", {"records": [{"data": word}]})
         with urllib.request.urlopen(served.url + "/v0/metrics", timeout=30) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
     return {family.name for family in families}, {sample.name for family in families for sample in family.samples}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema_rs
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.http.server import Background, LocalServer, eventually, local_server, write
+from topics.core.progress import Progress
 from topics.http.routes import ROUTES
 
 JSON = {"accept": "application/json"}
@@ -77,6 +80,27 @@ def test_every_topic_has_its_watermarks(client: httpx.Client, topic: str) -> Non
         for name in ("head_seq", "earliest_seq", "evict_floor", "count", "bytes")
     }
     assert shown == {"head_seq": 3, "earliest_seq": 2, "evict_floor": 2, "count": 2, "bytes": 5}
+
+
+def test_the_newest_word_of_every_pipeline(client: httpx.Client) -> None:
+    now = time.time_ns() // 1_000_000
+    words = [
+        Progress("tier", "orders", "1", now, records=5, lag=9),
+        Progress("tier", "orders", "1", now, records=8, records_per_s=2.5, lag=3, lost=2, state="failed"),
+        Progress("route", "eu", "2", now - 60_000),
+    ]
+    junk = [{"pipeline": 5}, None, "x", {"pipeline": "p", "name": "n", "run": "", "ts": "now"}]
+    write(client, "pipelines.progress", *junk, *map(msgspec.to_builtins, words), *junk)
+    found = samples(client)
+    told = {key[0].removeprefix("topics_pipeline_"): found[key] for key in found if key[1] == ("orders", "tier")}
+    assert 0 <= told.pop("silent_seconds") < 60
+    assert told == {"records": 8, "records_per_second": 2.5, "lag": 3, "lost": 2, "failed": 1, "running": 0}
+    assert found["topics_pipeline_running", ("eu", "route")] == 1
+    assert found["topics_pipeline_silent_seconds", ("eu", "route")] >= 60
+    assert ("topics_pipeline_lag", ("eu", "route")) not in found
+    assert not any("p" in key[1] for key in found)
+    assert client.delete("/v0/topics/pipelines.progress").status_code == 200
+    assert not any(key[0].startswith("topics_pipeline_") for key in samples(client))
 
 
 def test_topics_are_counted_by_class(client: httpx.Client, topic: str) -> None:

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from tests.http.server import LocalServer
 from topics.client.connection import Connection
-from topics.pipelines.progress import TOPIC, Lines, Progress, Publisher, Report, Terminal
+from topics.core.progress import TOPIC, Progress
+from topics.pipelines.progress import Lines, Publisher, Report, Terminal
 
 
 class Seconds:

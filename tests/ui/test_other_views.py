@@ -7,9 +7,11 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 
 from tests.http.server import datas, write
 from tests.ui.conftest import DASH, Page
+from topics.core.progress import Progress
 
 # Answers of a server with these routers, where a test wants a state that is hard to bring about.
 _ROUTERS = """
@@ -143,25 +145,27 @@ def test_pipelines_show_their_progress(page: Page, client: httpx.Client) -> None
     page.open("pipelines").see(".empty", "No pipeline has said anything yet")
     now = time.time_ns() // 1_000_000
 
-    def say(batch: int, **more: Any) -> None:
-        told = {"pipeline": "tier-orders", "kind": "tier", "batch": batch, "records_per_s": 1000 + batch * 50}
-        told |= {"lag": 30 - batch, "loss": 0, "rows": batch * 1000, "ts": now, "lake": "/lake/orders", **more}
-        write(client, "pipelines.progress", told)
+    def say(pipeline: str, name: str, **more: Any) -> None:
+        write(client, "pipelines.progress", msgspec.to_builtins(Progress(pipeline, name, "run-7", now, **more)))
 
-    for batch in range(20):
-        say(batch, progress=batch / 20)
-    gap = {"topic": "orders", "gap_from": 1, "gap_to": 80, "reason": "cap"}
-    write(client, "pipelines.progress", {"pipeline": "route-eu", "kind": "route", "batch": 3, "loss": [gap], "ts": now})
+    for turn in range(20):
+        say("tier", "orders", stage="write", records=turn * 1000, records_per_s=1000.0 + turn * 50, lag=30 - turn)
+    say("route", "eu", records_per_s=5.0, lost=80)
+    say("route", "us")
     write(client, "pipelines.progress", "not an object", 5, None, [])
-    page.see(".pipeline[data-pipeline=tier-orders]", "tier", "/lake/orders")
-    assert page.text("[data-pipeline=tier-orders] [data-field=batch] b") == "19"
-    assert page.text("[data-pipeline=tier-orders] [data-field=speed] b") == "1,950"
-    assert page.text("[data-pipeline=route-eu] [data-field=loss].bad b") == "80"
-    assert len(page.all(".pipeline")) == 2
+    page.see("[data-pipeline='tier orders']", "orders", "tier", "running", "run-7")
+    assert page.text("[data-pipeline='tier orders'] [data-field=stage] b") == "write"
+    assert page.text("[data-pipeline='tier orders'] [data-field=speed] b") == "1,950"
+    assert page.text("[data-pipeline='tier orders'] [data-field=records] b") == "19K"
+    assert page.text("[data-pipeline='tier orders'] [data-field=lag] b") == "11"
+    assert page.text("[data-pipeline='tier orders'] [data-field=lost] b") == "0"
+    assert page.text("[data-pipeline='route eu'] [data-field=lost].bad b") == "80"
+    assert page.text("[data-pipeline='route us'] [data-field=records] b") == "0"
+    assert len(page.all(".pipeline")) == 3
     page.shoot("pipelines")
-    say(20, error="the lake is full", state="failed")
-    page.see("[data-pipeline=tier-orders]", "the lake is full", "failed")
-    assert page.text("[data-pipeline=tier-orders] [data-field=batch] b") == "20"
+    say("tier", "orders", records=20_000, error="the lake is full", state="failed")
+    page.see("[data-pipeline='tier orders']", "the lake is full", "failed")
+    assert page.text("[data-pipeline='tier orders'] [data-field=records] b") == "20K"
 
 
 def test_the_server_says_how_it_is(page: Page, client: httpx.Client, topic: str) -> None:

@@ -102,8 +102,9 @@ def test_what_others_wrote_is_only_ever_text(page: Page, client: httpx.Client) -
     client.put(f"/v0/topics/{name}", json={"type": "queue"})
     client.post(f"/v0/topics/{name}", json={"records": [record, record]})
     client.post(f"/v0/topics/{name}/claim", json={"node": HOSTILE})
-    fields = {HOSTILE: HOSTILE, "__proto__": {"polluted": 1}, "kind": HOSTILE, "error": HOSTILE, "batch": HOSTILE}
-    write(client, "pipelines.progress", {"pipeline": HOSTILE, "lag": HOSTILE, "loss": {HOSTILE: HOSTILE}, **fields})
+    fields = {HOSTILE: HOSTILE, "__proto__": {"polluted": 1}, "name": HOSTILE, "error": HOSTILE, "stage": HOSTILE}
+    fields |= {"records": [HOSTILE], "state": HOSTILE, "ts": HOSTILE, "records_per_s": HOSTILE}
+    write(client, "pipelines.progress", {"pipeline": HOSTILE, "lag": HOSTILE, "lost": {HOSTILE: HOSTILE}, **fields})
     page.open(f"topics/{name}")
     page.see(".leases .who", HOSTILE)
     page.choose(".tail select", "zero")

@@ -115,7 +115,7 @@ def tier(
     every: Annotated[str, typer.Option("--every", help="How often, without --once.")] = "10 seconds",
     trim: Annotated[bool, typer.Option("--trim", help="Delete from the log what is in the lake.")] = False,
     checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="By default in the lake.")] = None,
-    max_records: Annotated[int, typer.Option("--max-records", min=1, help="As many a batch.")] = 4_000_000,
+    max_records: Annotated[int, typer.Option("--max-records", min=1, help="As many a batch.")] = 20_000_000,
     file_mib: Annotated[int, typer.Option("--file-mib", min=1, help="How large a file may become.")] = 128,
     small_files: Annotated[
         int, typer.Option("--small-files", min=1, help="More than so many small files of a topic are merged.")

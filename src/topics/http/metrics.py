@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from topics.core import progress
+from topics.core.errors import TopicsError
+from topics.core.progress import Progress
+from topics.engine.read import Query
 from topics.http.auth import Key
 
 if TYPE_CHECKING:
@@ -85,6 +91,7 @@ class Scrape:
         yield from self._server()
         yield from self._engine()
         yield from self._topics()
+        yield from self._pipelines()
 
     def _server(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("topics_requests", "Requests by route and status.", labels=["route", "status"])
@@ -165,6 +172,46 @@ class Scrape:
                 family.add_metric([name], getattr(queue, field))
             yield family
 
+    def _pipelines(self) -> Iterator[Metric]:
+        """What pipelines say of themselves, the newest word of each."""
+        words = self._words()
+        now = self._app.engine.time.now()
+        for field, help_text, value_of in _PER_PIPELINE:
+            family = GaugeMetricFamily(f"topics_pipeline_{field}", help_text, labels=["pipeline", "name"])
+            for word in words:
+                value = value_of(word, now)
+                if value is not None:
+                    family.add_metric([word.pipeline, word.name], value)
+            yield family
+
+    def _words(self) -> list[Progress]:
+        topic = self._app.engine.state.by_name.get(progress.TOPIC)
+        if topic is None or not self._key.may_see(topic.name):
+            return []
+        query = Query(from_seq=max(topic.head_seq - _WORDS, 0), limit=_WORDS, max_bytes=_WORDS_BYTES)
+        newest: dict[tuple[str, str], Progress] = {}
+        # It is a topic like any other: anybody may write anything into it, and a disk may not answer.
+        with suppress(TopicsError):
+            for record in self._app.engine.diff(topic.name, query, touch=False).records:
+                with suppress(msgspec.ValidationError):
+                    word = msgspec.convert(record["data"], Progress)
+                    newest[word.pipeline, word.name] = word
+        return list(newest.values())[-self._app.settings.metrics_topics :]
+
+
+# How far back the newest words of pipelines are looked for.
+_WORDS = 500
+_WORDS_BYTES = 1 << 20
+
+_PER_PIPELINE: tuple[tuple[str, str, Callable[[Progress, int], float | None]], ...] = (
+    ("records", "Records that a pipeline's run has moved.", lambda word, _: word.records),
+    ("records_per_second", "How fast, since the run began.", lambda word, _: word.records_per_s),
+    ("lag", "Seqs that a pipeline has before it.", lambda word, _: word.lag),
+    ("lost", "Records that its run has met as lost.", lambda word, _: word.lost),
+    ("failed", "1 when its run has failed.", lambda word, _: int(word.state == "failed")),
+    ("running", "1 while its run has not said that it is over.", lambda word, _: int(word.state == "running")),
+    ("silent_seconds", "Since it was last heard of.", lambda word, now: max(now - word.ts, 0) / 1000),
+)
 
 _PER_QUEUE = (
     ("ready", "Jobs that a claim would get."),

@@ -8,38 +8,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 import msgspec
 
 from topics.client.connection import Connection, topic_path
 from topics.core.errors import TopicsError
+from topics.core.progress import TOPIC, Progress
 
-TOPIC = "pipelines.progress"
 _CONFIG = {"cap_records": 10_000}
 # What nobody asked for is said no more often than this.
 _SECONDS = 1.0
-
-State = Literal["running", "done", "failed"]
-
-
-class Progress(msgspec.Struct, omit_defaults=True):
-    """One moment of a pipeline. `records` are those that it has moved since its start, `lag` is how many seqs wait,
-    `lost` how many of those that it met are lost."""
-
-    pipeline: str
-    name: str
-    run: str
-    ts: int
-    state: State = "running"
-    stage: str = ""
-    records: int = 0
-    records_per_s: float = 0.0
-    bytes: int = 0
-    lag: int | None = None
-    lost: int = 0
-    deleted: int = 0
-    error: str = ""
 
 
 class Show(Protocol):

@@ -13,8 +13,9 @@ import msgspec
 from topics.client.connection import Connection, topic_path
 from topics.core.errors import InvalidRequest
 from topics.core.names import check_topic_name
+from topics.core.progress import Progress
 from topics.pipelines.lake import LakeFile, Part
-from topics.pipelines.progress import Progress, Publisher, Report, Show
+from topics.pipelines.progress import Publisher, Report, Show
 from topics.pipelines.reading import frame, opened
 from topics.pipelines.spans import Seqs, Span, covered, within, without
 from topics.pipelines.stores import Store, open_store

@@ -12,8 +12,9 @@ import msgspec
 
 from topics.client.connection import Connection, topic_path
 from topics.core.errors import InvalidRequest, TopicNotFound
+from topics.core.progress import Progress
 from topics.pipelines.pipeline_file import ONCE, PipelineError, PipelineFile, PipelineSpec, read_file
-from topics.pipelines.progress import Progress, Publisher, Report, Show
+from topics.pipelines.progress import Publisher, Report, Show
 from topics.pipelines.spans import Seqs, seqs
 from topics.pipelines.starting import begin
 from topics.pipelines.stores import Store, open_store

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import xxhash
 
 from topics.pipelines.lake import LakeFile, file_name, folder
 from topics.pipelines.spans import Seqs, union
@@ -29,6 +30,25 @@ _SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200000",
     "spark.sql.session.timeZone": "UTC",
 }
+
+
+# Place, day and name of a file.
+_Key = tuple[str, str, str]
+
+
+class _Look(NamedTuple):
+    """What is in a file."""
+
+    first: int
+    last: int
+    rows: int
+    min_ts: int | None
+    max_ts: int | None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether seqs in between are missing."""
+        return self.last - self.first + 1 != self.rows
 
 
 class Staged(msgspec.Struct, frozen=True):
@@ -89,41 +109,57 @@ class Staging:
         return reader.parquet(*([f"{self.uri}/place={place}" for place in places] or [self.uri]))
 
     def files(self) -> list[Staged]:
-        """What was written, looked at: one small job over the seqs."""
-        from pyspark.sql import functions as f
-
-        found = {tuple(entry.path.split("/")[-3:]): entry for entry in self._entries()}
+        """What was written, looked at: in the footers where this machine has the files, else by a job over the seqs."""
+        found = {_key(entry.path): entry for entry in self._entries()}
         if not found:
             return []
-        key = f.xxhash64("place", "day", "_metadata.file_name")
-        rows = self.rows().select("place", "day", "_metadata.file_name", "seq", "ts", key.alias("key"))
-        grouped = rows.groupBy("place", "day", "file_name", "key").agg(
-            f.min("seq").alias("first"),
-            f.max("seq").alias("last"),
-            f.count("*").alias("rows"),
-            f.min(f.unix_millis("ts")).alias("min_ts"),
-            f.max(f.unix_millis("ts")).alias("max_ts"),
-        )
-        told = grouped.collect()
-        if sum(1 for row in told) != len(found):
-            raise RuntimeError(f"{self.uri}: {len(found)} files are there, and Spark reads {len(told)}")
-        broken = [row["key"] for row in told if row["last"] - row["first"] + 1 != row["rows"] and row["place"] != LOST]
+        looks = self._footers(list(found.values())) or self._look()
+        if looks.keys() != found.keys():
+            raise RuntimeError(f"{self.uri}: {len(found)} files are there, and {len(looks)} can be read")
+        broken = [key for key, look in looks.items() if look.is_broken and key[0] != LOST]
         parts = self._runs_of(broken)
-        return [self._staged(row, found, parts) for row in told]
+        return [self._staged(found[key], key, look, parts.get(key)) for key, look in looks.items()]
 
-    def _staged(self, row: Any, found: dict[Any, Any], parts: dict[int, list[Seqs]]) -> Staged:
-        entry = found[f"place={row['place']}", f"day={row['day']}", row["file_name"]]
-        runs = tuple(parts.get(row["key"], [(row["first"], row["last"])]))
-        fields = (row["first"], row["last"], row["rows"], entry.bytes, row["min_ts"] or 0, row["max_ts"] or 0)
-        return Staged(entry.path, row["place"], row["day"], *fields, runs)
+    def _staged(self, entry: Any, key: _Key, look: _Look, parts: list[Seqs] | None) -> Staged:
+        runs = tuple(parts or [(look.first, look.last)])
+        fields = (look.first, look.last, look.rows, entry.bytes, look.min_ts or 0, look.max_ts or 0)
+        return Staged(entry.path, key[0], key[1], *fields, runs)
 
-    def _runs_of(self, keys: list[int]) -> dict[int, list[Seqs]]:
+    def _footers(self, entries: list[Any]) -> dict[_Key, _Look] | None:
+        """What the footers say: 1 ms a file, however large. None where they are out of reach, or do not say."""
+        import pyarrow.parquet as pq
+
+        looks: dict[_Key, _Look] = {}
+        for entry in entries:
+            path = self._store.local(entry.path)
+            look = None if path is None else _look(pq.read_metadata(path))
+            if look is None:
+                return None
+            looks[_key(entry.path)] = look
+        return looks
+
+    def _look(self) -> dict[_Key, _Look]:
+        from pyspark.sql import functions as f
+
+        rows = self.rows().select("place", "day", "_metadata.file_name", "seq", "ts")
+        grouped = rows.groupBy("place", "day", "file_name").agg(
+            f.min("seq"),
+            f.max("seq"),
+            f.count("*"),
+            f.min(f.unix_millis("ts")),
+            f.max(f.unix_millis("ts")),
+        )
+        return {(row[0], row[1], row[2]): _Look(*row[3:]) for row in grouped.collect()}
+
+    def _runs_of(self, keys: list[_Key]) -> dict[_Key, list[Seqs]]:
         from pyspark.sql import functions as f
 
         if not keys:
             return {}
+        numbers = {spark_hash(*key): key for key in keys}
         rows = self.rows().withColumn("key", f.xxhash64("place", "day", "_metadata.file_name"))
-        return by_key(runs(rows.where(f.col("key").isin(keys)).select("key", "seq")))
+        found = by_key(runs(rows.where(f.col("key").isin(list(numbers))).select("key", "seq")))
+        return {numbers[number]: parts for number, parts in found.items()}
 
     def _entries(self) -> Iterator[Any]:
         for entry in self._store.walk(self._folder):
@@ -145,8 +181,42 @@ class Staging:
         self._store.delete(self._folder)
 
 
-# The place of rows that are losses; a place of records never has this name.
-LOST = "lost"
+# The place of rows that are losses.
+LOST = "-1"
+
+
+def spark_hash(*values: str | int) -> int:
+    """The same as Spark's xxhash64 of these columns."""
+    number = 42
+    for value in values:
+        data = value.encode() if isinstance(value, str) else value.to_bytes(8, "little", signed=True)
+        number = xxhash.xxh64_intdigest(data, seed=number)
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _key(path: str) -> _Key:
+    place, day, name = path.split("/")[-3:]
+    return place.removeprefix("place="), day.removeprefix("day="), name
+
+
+def _look(footer: Any) -> _Look | None:
+    """The least and the largest of seqs and times; None if the footer does not say."""
+    names = footer.schema.names
+    seqs: list[int] = []
+    times: list[int] = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        for name, found in (("seq", seqs), ("ts", times)):
+            column = group.column(names.index(name))
+            told = column.statistics
+            if told is None or (not told.has_min_max and told.null_count != group.num_rows):
+                return None
+            if told.has_min_max:
+                found += [told.min_raw, told.max_raw]
+    if not seqs:
+        return None
+    least, most = (min(times) // 1000, max(times) // 1000) if times else (None, None)
+    return _Look(min(seqs), max(seqs), footer.num_rows, least, most)
 
 
 def runs(rows: DataFrame) -> pa.Table:

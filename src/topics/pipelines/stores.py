@@ -57,6 +57,9 @@ class Store(Protocol):
     def walk(self, path: str) -> Iterator[Entry]:
         """All files below a folder, in no order."""
 
+    def local(self, path: str) -> Path | None:
+        """Where this machine has a file, if it has it."""
+
 
 def open_store(root: str, spark: SparkSession | None = None) -> Store:
     scheme = urlsplit(root).scheme
@@ -144,6 +147,9 @@ class LocalStore:
                     found = file.stat()
                     relative = str(file.relative_to(self._root))
                     yield Entry(relative, found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def local(self, path: str) -> Path | None:
+        return self._root / path
 
 
 def _sync_folder(folder: Path) -> None:
@@ -235,6 +241,9 @@ class HadoopStore:
 
     def delete(self, path: str) -> None:
         self._fs.delete(self._path(path), True)
+
+    def local(self, path: str) -> Path | None:
+        return None
 
     def walk(self, path: str) -> Iterator[Entry]:
         target = self._path(path)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from topics.client.connection import Connection, topic_path
+from topics.core import progress
 from topics.core.errors import InvalidRequest, TopicNotFound
 from topics.core.names import check_topic_name
-from topics.pipelines import progress
+from topics.core.progress import Progress
 from topics.pipelines.lake import Change, Head, Heads, LakeFile, Version
 from topics.pipelines.manifest import Conflict, Manifest
-from topics.pipelines.progress import Progress, Publisher, Report, Show
+from topics.pipelines.progress import Publisher, Report, Show
 from topics.pipelines.spans import Seqs, Span, account, within, without
-from topics.pipelines.staging import LOST, Staged, Staging, prepare, with_day
+from topics.pipelines.staging import LOST, Staged, Staging, prepare, spark_hash, with_day
 from topics.pipelines.starting import begin
 from topics.pipelines.stores import Store, open_store
 from topics.spark import offsets
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 128 << 20
 SMALL_FILES = 32
-_PER_TRIGGER = 4_000_000
+_PER_TRIGGER = 20_000_000
 _MOST_PER_TASK, _LEAST_PER_TASK = 500_000, 1_000
 # So many topics are looked at, at most, to see how large records are.
 _SAMPLE = 1000
@@ -381,17 +382,15 @@ def _placed(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     is_record = f.col("kind") == "record"
-    place = f.concat(f.hex(f.xxhash64("topic")), f.lit("-"), f.col("epoch"))
     told = f.to_json(f.struct("topic", "epoch", "gap_from", "gap_to", "reason"))
-    rows = rows.withColumn("place", f.when(is_record, place).otherwise(LOST))
+    # A number: as text it would be made anew for every row.
+    place = f.when(is_record, f.xxhash64("topic", "epoch")).otherwise(f.lit(LOST).cast("bigint"))
+    rows = rows.withColumn("place", place)
     return with_day(rows.withColumn("data", f.when(is_record, f.col("data")).otherwise(told)))
 
 
 def _place(topic: str, epoch: int) -> str:
-    """The same as Spark makes it: xxhash64 with seed 42, in hex."""
-    import xxhash
-
-    return f"{xxhash.xxh64_intdigest(topic.encode(), seed=42):X}-{epoch}"
+    return str(spark_hash(topic, epoch))
 
 
 class _Loss(msgspec.Struct):

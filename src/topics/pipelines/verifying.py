@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topics.client.connection import Connection, topic_path
+from topics.core import progress
 from topics.core.errors import TopicNotFound
-from topics.pipelines import progress
 from topics.pipelines.compacting import keys_of
 from topics.pipelines.lake import Lake, LakeFile, Part
 from topics.pipelines.progress import Publisher, Report, Show

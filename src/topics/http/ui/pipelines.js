@@ -13,38 +13,24 @@ const FRESH = 30_000;
 // Said in places of their own; everything else is listed as it is.
 const KNOWN = new Set([
   "pipeline",
-  "kind",
-  "batch",
+  "name",
+  "ts",
+  "state",
+  "stage",
+  "records",
   "records_per_s",
   "lag",
-  "loss",
-  "rows",
-  "ts",
-  "progress",
-  "state",
-  "status",
+  "lost",
   "error",
 ]);
 
 const text = (value) => (typeof value === "string" ? value : (JSON.stringify(value) ?? ""));
-const sum = (value) => (typeof value === "number" ? num(value) : text(value).slice(0, 80));
+// What is left out is nothing: pipelines say only what is not.
+const count = (value) => (typeof value === "number" ? short(value) : text(value ?? 0).slice(0, 80));
 
-// How many seqs a loss is, whatever shape it is told in.
-function lost(loss) {
-  if (typeof loss === "number") return loss;
-  if (Array.isArray(loss)) return loss.reduce((all, each) => all + lost(each), 0);
-  if (loss && typeof loss === "object") {
-    if (Number.isInteger(loss.gap_from) && Number.isInteger(loss.gap_to)) return loss.gap_to - loss.gap_from + 1;
-    return Object.values(loss).reduce(
-      (all, each) => all + (typeof each === "number" || typeof each === "object" ? lost(each) : 0),
-      0,
-    );
-  }
-  return 0;
-}
-
-function card(name) {
+function card(id) {
   const spark = sparkline(260, 46);
+  const name = h("h2", {});
   const kind = h("span", { class: "tag" });
   const state = h("span", { class: "note" });
   const values = new Map();
@@ -54,34 +40,21 @@ function card(name) {
     values.set(id, [value, node]);
     return node;
   };
-  const bar = h(
-    "div",
-    {
-      class: "meter",
-      role: "progressbar",
-      "aria-valuemin": 0,
-      "aria-valuemax": 100,
-      "aria-label": "Progress",
-      hidden: true,
-    },
-    h("i"),
-  );
   const problem = h("p", { class: "problem", hidden: true });
   const rest = h("dl", { class: "config" });
   const node = h(
     "article",
-    { class: "card pipeline", "data-pipeline": name },
-    h("header", {}, h("h2", { title: name }, name), kind, h("span", { class: "space" }), state),
+    { class: "card pipeline", "data-pipeline": id },
+    h("header", {}, name, kind, h("span", { class: "space" }), state),
     problem,
-    bar,
     h(
       "ul",
       { class: "tiles" },
-      tile("batch", "batch"),
+      tile("stage", "stage"),
       tile("speed", "records/s"),
-      tile("rows", "rows"),
+      tile("records", "records"),
       tile("lag", "lag"),
-      tile("loss", "lost"),
+      tile("lost", "lost"),
     ),
     spark.node,
     rest,
@@ -90,32 +63,26 @@ function card(name) {
 
   function show(data, ts) {
     const said = Number.isFinite(data.ts) ? data.ts : ts;
-    const speed = Number(data.records_per_s);
+    const speed = Number(data.records_per_s ?? 0);
     if (Number.isFinite(speed)) history.push(speed);
     if (history.length > POINTS) history.shift();
     spark.show(history);
-    say(kind, text(data.kind ?? "pipeline"));
+    say(name, text(data.name ?? data.pipeline ?? ""));
+    name.title = name.textContent;
+    say(kind, text(data.pipeline ?? "pipeline"));
     node.dataset.said = said;
-    const word = data.state ?? data.status;
-    node.dataset.word = word === undefined ? "" : text(word);
+    node.dataset.word = text(data.state ?? "running");
     const put = (id, value, isBad = false) => {
       say(values.get(id)[0], value);
       values.get(id)[1].classList.toggle("bad", isBad);
     };
-    put("batch", data.batch === undefined ? "–" : sum(data.batch));
+    put("stage", text(data.stage ?? "–").slice(0, 80));
     put("speed", Number.isFinite(speed) ? rate(speed).replace("/s", "") : "–");
-    put("rows", data.rows === undefined ? "–" : typeof data.rows === "number" ? short(data.rows) : sum(data.rows));
-    put("lag", data.lag === undefined ? "–" : typeof data.lag === "number" ? short(data.lag) : sum(lost(data.lag)));
-    const loss = lost(data.loss);
-    put("loss", data.loss === undefined || data.loss === null ? "–" : num(loss), loss > 0);
+    put("records", count(data.records));
+    put("lag", data.lag === undefined || data.lag === null ? "–" : count(data.lag));
+    put("lost", count(data.lost), Boolean(data.lost));
     problem.hidden = !data.error;
     say(problem, data.error ? text(data.error) : "");
-    const part = Number(data.progress);
-    bar.hidden = !(data.progress !== undefined && part >= 0 && part <= 1);
-    if (!bar.hidden) {
-      bar.firstChild.style.setProperty("width", `${part * 100}%`);
-      bar.setAttribute("aria-valuenow", Math.round(part * 100));
-    }
     set(
       rest,
       Object.entries(data)
@@ -167,13 +134,13 @@ export function mountPipelines(main) {
       return;
     }
     if (data === null || typeof data !== "object" || Array.isArray(data)) return;
-    const name = text(data.pipeline ?? data.kind ?? "pipeline").slice(0, 200);
-    if (!cards.has(name)) {
+    const id = `${text(data.pipeline ?? "pipeline")} ${text(data.name ?? "")}`.trim().slice(0, 200);
+    if (!cards.has(id)) {
       if (cards.size >= MOST) return;
-      cards.set(name, card(name));
-      grid.append(cards.get(name).node);
+      cards.set(id, card(id));
+      grid.append(cards.get(id).node);
     }
-    cards.get(name).show(data, record.ts);
+    cards.get(id).show(data, record.ts);
   }
 
   const poller = poll(async () => {
