@@ -153,8 +153,8 @@ def test_pipelines_show_their_progress(page: Page, client: httpx.Client) -> None
     say("route", "eu", records_per_s=5.0, lost=80)
     say("route", "us")
     write(client, "pipelines.progress", "not an object", 5, None, [])
-    page.see("[data-pipeline='tier orders']", "orders", "tier", "running", "run-7")
-    assert page.text("[data-pipeline='tier orders'] [data-field=stage] b") == "write"
+    page.see("[data-pipeline='tier orders']", "orders", "tier", "write ·", "run-7")
+    page.see("[data-pipeline='route us']", "us", "route", "running ·")
     assert page.text("[data-pipeline='tier orders'] [data-field=speed] b") == "1,950"
     assert page.text("[data-pipeline='tier orders'] [data-field=records] b") == "19K"
     assert page.text("[data-pipeline='tier orders'] [data-field=lag] b") == "11"

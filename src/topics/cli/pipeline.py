@@ -6,11 +6,15 @@ Spark is loaded when a command needs it, and not before.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -20,7 +24,9 @@ from topics.core.errors import TopicsError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from topics.pipelines.compacting import Compacted
     from topics.pipelines.progress import Show
+    from topics.pipelines.verifying import Verified
 
 app = typer.Typer(name="pipeline", help="Move and compute over topics, on Spark.", no_args_is_help=True)
 
@@ -35,6 +41,10 @@ Master = Annotated[
 Conf = Annotated[list[str] | None, typer.Option("--conf", help="A setting of Spark, NAME=VALUE; may be repeated.")]
 URL = "http://127.0.0.1:4000"
 SourceName = Literal["lake", "log", "both"]
+# How long what runs has to come to its end.
+_STOP_SECONDS = 30
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -69,35 +79,87 @@ def _stop(message: str, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-@contextmanager
-def _telling(as_json: bool) -> Iterator[Show]:
-    """Shows progress; an error is one line, and exit code 2."""
-    from topics.pipelines.progress import showing
+class _Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+# How to bring to an end what runs, the last one first.
+_Ends = list[Callable[[], object]]
+
+
+def _run(
+    name: str, as_json: bool, master: str | None, conf: list[str] | None, work: Callable[[SparkSession, Show, _Ends], T]
+) -> T:
+    """Does `work` with a Spark and somewhere to show its progress. An error is one line, and exit code 2.
+
+    On a thread of its own: a signal in the middle of a call to Spark's JVM would leave neither in order. Here it stops
+    what runs in Spark, and the work comes to its end by that."""
+    from topics.pipelines.progress import cause_of, showing
 
     show = showing(as_json)
+    outcome: Future[T] = Future()
+    ends = _Ends()
+
+    def run() -> None:
+        try:
+            with _spark(name, master, conf) as spark:
+                ends.append(partial(_end, spark))
+                outcome.set_result(work(spark, show, ends))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, name=f"topics-{name}", daemon=True)
     try:
-        yield show
+        with _signals():
+            thread.start()
+            try:
+                result = outcome.result()
+                # Spark itself ends, too.
+                thread.join()
+                return result
+            except _Stopped as stopped:
+                for end in reversed(ends):
+                    end()
+                thread.join(_STOP_SECONDS if ends else 0)
+                raise typer.Exit(128 + stopped.number) from None
     except (TopicsError, OSError) as error:
         show.close()
         _stop(str(error))
-    except KeyboardInterrupt:
-        show.close()
-        raise typer.Exit(130) from None
     except Exception as error:
-        # Spark's errors go on for pages; the first line says it.
         if type(error).__module__.split(".")[0] not in ("pyspark", "py4j"):
             raise
         show.close()
-        _stop(_cause(str(error)))
+        _stop(cause_of(error))
     finally:
         show.close()
 
 
-def _cause(text: str) -> str:
-    """The line of a Spark error that says what went wrong: the last of a Python traceback in it, or the first."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("topics.", "RuntimeError:", "FileExistsError:"))]
-    return (told or lines or ["Spark failed"])[0][:1000]
+@contextmanager
+def _signals() -> Iterator[None]:
+    """The first signal raises; another one is as rough as it always is."""
+
+    def stop(number: int, _: object) -> None:
+        for each, before in olds.items():
+            signal.signal(each, before)
+        raise _Stopped(number)
+
+    olds = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, before in olds.items():
+            signal.signal(each, before)
+
+
+def _end(spark: SparkSession) -> None:
+    """Streams come to their end when they are stopped; what is not a stream is cancelled."""
+    with suppress(Exception):
+        for query in spark.streams.active:
+            query.stop()
+        spark.sparkContext.cancelAllJobs()
 
 
 def _print(result: Any) -> None:
@@ -124,9 +186,18 @@ def tier(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
+    from topics.pipelines.pipeline_file import is_interval
+    from topics.pipelines.tiering import choose
     from topics.pipelines.tiering import tier as run
 
-    with _telling(as_json) as show, _spark("tier", master, conf) as spark:
+    if not is_interval(every):
+        _stop(f"--every is a time as in '10 seconds', got {every!r}")
+    try:
+        choose(tuple(topics or ()), prefix)
+    except TopicsError as error:
+        _stop(f"{error} (--topic, --prefix)")
+
+    def work(spark: SparkSession, show: Show, ends: _Ends) -> None:
         running = run(
             spark,
             url,
@@ -144,7 +215,10 @@ def tier(
             show=show,
         )
         if not once:
+            ends.append(running.stop)
             running.wait()
+
+    _run("tier", as_json, master, conf, work)
 
 
 @app.command(help="Run the SQL pipelines of a file between topics; exactly once.")
@@ -160,15 +234,22 @@ def route(
 ) -> None:
     from topics.pipelines.pipeline_file import read_file
 
-    with _telling(as_json) as show:
+    try:
         pipelines = read_file(file)
-        if check:
-            print(f"{file}: {len(pipelines.pipelines)} pipelines")
-            return
-        with _spark("route", master, conf) as spark:
-            from topics.pipelines.routing import route as run
+    except (TopicsError, OSError) as error:
+        _stop(str(error))
+    if check:
+        print(f"{file}: {len(pipelines.pipelines)} pipelines")
+        return
 
-            run(spark, pipelines, url=url, key=key, once=once, show=show).wait()
+    def work(spark: SparkSession, show: Show, ends: _Ends) -> None:
+        from topics.pipelines.routing import route as run
+
+        running = run(spark, pipelines, url=url, key=key, once=once, show=show)
+        ends.append(running.stop)
+        running.wait()
+
+    _run("route", as_json, master, conf, work)
 
 
 @app.command(help="Write the past of a topic into another one, from lake and log; exactly once, and resumable.")
@@ -192,7 +273,7 @@ def replay(
 ) -> None:
     from topics.pipelines.replaying import replay_into
 
-    with _telling(as_json) as show, _spark("replay", master, conf) as spark:
+    def work(spark: SparkSession, show: Show, ends: _Ends) -> None:
         replay_into(
             spark,
             topic,
@@ -211,6 +292,8 @@ def replay(
             show=show,
         )
 
+    _run("replay", as_json, master, conf, work)
+
 
 @app.command(help="Prove that lake, ledger and log have every seq once; exit code 1 when not.")
 def verify(
@@ -226,8 +309,10 @@ def verify(
 ) -> None:
     from topics.pipelines.verifying import verify as run
 
-    with _telling(as_json) as show, _spark("verify", master, conf) as spark:
-        verified = run(spark, root, url=url, key=key, topics=topics or (), show=show)
+    def work(spark: SparkSession, show: Show, ends: _Ends) -> Verified:
+        return run(spark, root, url=url, key=key, topics=topics or (), show=show)
+
+    verified = _run("verify", as_json, master, conf, work)
     if as_json or not sys.stdout.isatty():
         _print(verified)
     else:
@@ -264,8 +349,8 @@ def compact(
 ) -> None:
     from topics.pipelines.compacting import compact as run
 
-    with _telling(as_json) as show, _spark("compact", master, conf) as spark:
-        result = run(
+    def work(spark: SparkSession, show: Show, ends: _Ends) -> Compacted:
+        return run(
             spark,
             root,
             url=url,
@@ -276,6 +361,8 @@ def compact(
             grace_ms=grace_ms,
             show=show,
         )
+
+    result = _run("compact", as_json, master, conf, work)
     _print(result)
     raise typer.Exit(1 if result.problems else 0)
 

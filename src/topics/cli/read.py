@@ -136,6 +136,8 @@ def tail(
 ) -> None:
     from topics.client.cursor import Cursor
 
+    if last and from_seq is not None:
+        raise typer.BadParameter("--last and --from both say where to begin: give one")
     has_loss = False
     with connect(url, key, retry_ms) as client:
         state = client.get(topic)

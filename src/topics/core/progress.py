@@ -11,9 +11,9 @@ TOPIC = "pipelines.progress"
 State = Literal["running", "done", "failed"]
 
 
-class Progress(msgspec.Struct, omit_defaults=True):
-    """One moment of a pipeline. `records` are those that it has moved since its start, `lag` is how many seqs wait,
-    `lost` how many of those that it met are lost."""
+class Progress(msgspec.Struct):
+    """One moment of a pipeline. `records` are those that it has moved since its start (a route: has read), `lag` is how
+    many seqs wait, `lost` how many of those that it met are lost."""
 
     pipeline: str
     name: str

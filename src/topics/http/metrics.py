@@ -204,7 +204,7 @@ _WORDS = 500
 _WORDS_BYTES = 1 << 20
 
 _PER_PIPELINE: tuple[tuple[str, str, Callable[[Progress, int], float | None]], ...] = (
-    ("records", "Records that a pipeline's run has moved.", lambda word, _: word.records),
+    ("records", "Records that a pipeline's run has moved; a route: has read.", lambda word, _: word.records),
     ("records_per_second", "How fast, since the run began.", lambda word, _: word.records_per_s),
     ("lag", "Seqs that a pipeline has before it.", lambda word, _: word.lag),
     ("lost", "Records that its run has met as lost.", lambda word, _: word.lost),

@@ -101,7 +101,7 @@ def compact(
     store = open_store(root, spark)
     manifest = manifest or Manifest(store)
     shows: list[Show] = [Publisher(lambda: Connection(url, key, timeout_ms=5_000, retry_ms=0))] if url else []
-    report = report or Report("compact", root, shows=(*shows, *((show,) if show else ())))
+    report = report or Report("compact", store.uri, shows=(*shows, *((show,) if show else ())))
     with report:
         lake = opened(store)
         job = _Compact(spark, manifest, file_bytes, report)
@@ -116,6 +116,7 @@ def compact(
         if vacuum:
             report.stage("vacuuming")
             job.result.vacuumed = remove_unnamed(manifest, grace_ms)
+        job.result.version = manifest.heads().version
     return job.result
 
 

@@ -79,6 +79,11 @@ class PipelineError(InvalidRequest):
         self.line = line
 
 
+def is_interval(text: str) -> bool:
+    """A time as in `10 seconds`."""
+    return _INTERVAL.fullmatch(text) is not None
+
+
 def read_file(path: str | Path) -> PipelineFile:
     return read_text(str(path), Path(path).read_text(encoding="utf-8"))
 
@@ -186,7 +191,7 @@ class _Check:
                 f"output_mode is append or update, got {mode!r}: a topic can only be appended to",
             )
         trigger = table.get("trigger", "10 seconds")
-        if trigger != ONCE and not _INTERVAL.fullmatch(trigger):
+        if trigger != ONCE and not is_interval(trigger):
             raise self._fail((number, "trigger"), f"trigger is 'once' or a time as in '10 seconds', got {trigger!r}")
         at = (number, "sql")
         return PipelineSpec(
@@ -235,7 +240,7 @@ class _Check:
             match = table["tag_match"]
             options["tagMatch"] = match if isinstance(match, str) else msgspec.json.encode(match).decode()
         watermark = table.get("watermark")
-        if watermark is not None and not _INTERVAL.fullmatch(watermark):
+        if watermark is not None and not is_interval(watermark):
             raise self._fail((*place, "watermark"), f"watermark is a time as in '10 minutes', got {watermark!r}")
         return SourceSpec(view, options, table.get("schema"), watermark, self._lines.of(place))
 

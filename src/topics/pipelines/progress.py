@@ -17,8 +17,9 @@ from topics.core.errors import TopicsError
 from topics.core.progress import TOPIC, Progress
 
 _CONFIG = {"cap_records": 10_000}
-# What nobody asked for is said no more often than this.
+# What nobody asked for is said no more often than this, and something at least this often.
 _SECONDS = 1.0
+_SILENT_SECONDS = 30.0
 
 
 class Show(Protocol):
@@ -110,6 +111,7 @@ class Report:
         self._clock = clock
         self._started = clock()
         self._told = float("-inf")
+        self._has_news = False
         self._lock = threading.Lock()
         self.progress = Progress(pipeline, name, run or f"{time.time_ns():x}", 0)
 
@@ -119,8 +121,7 @@ class Report:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Who stops a live pipeline has not broken it.
-        self.finish(None if isinstance(error, KeyboardInterrupt) else error)
+        self.finish(error)
 
     def stage(self, name: str) -> None:
         self.progress.stage = name
@@ -134,25 +135,45 @@ class Report:
         progress.deleted += deleted
         if lag is not None:
             progress.lag = lag
-        elapsed = max(self._clock() - self._started, 1e-6)
-        progress.records_per_s = round(progress.records / elapsed, 1)
         self._tell()
+
+    def beat(self) -> None:
+        """Says what was held back, and now and then that the pipeline is still there. For those that only wait."""
+        now = self._clock()
+        if (self._has_news and now - self._told >= _SECONDS) or now - self._told >= _SILENT_SECONDS:
+            self._tell(always=True)
 
     def finish(self, error: BaseException | None = None) -> None:
         if self.progress.state == "running":
-            self.progress.state = "done" if error is None else "failed"
-            self.progress.error = "" if error is None else str(error)[:1000]
+            # Who stops a live pipeline has not broken it.
+            is_failed = error is not None and not isinstance(error, KeyboardInterrupt)
+            self.progress.state = "failed" if is_failed else "done"
+            self.progress.error = cause_of(error) if error is not None and is_failed else ""
             self._tell(always=True)
 
     def _tell(self, always: bool = False) -> None:
         # A query counts on its own thread, and whoever waits for it on another.
         with self._lock:
             now = self._clock()
+            self._has_news = True
             if always or now - self._told >= _SECONDS:
                 self._told = now
+                self._has_news = False
+                elapsed = max(now - self._started, 1e-6)
+                self.progress.records_per_s = round(self.progress.records / elapsed, 1)
                 self.progress.ts = time.time_ns() // 1_000_000
                 for each in self._shows:
                     each.show(self.progress)
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong, in a line. Spark's errors go on for pages: what a Python process of it raised is the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        kind, colon, message = line.partition(": ")
+        if colon and (kind.startswith("topics.") or kind in ("RuntimeError", "FileExistsError")):
+            return message[:1000] if kind.startswith("topics.") else line[:1000]
+    return (lines or [type(error).__name__])[0][:1000]
 
 
 def showing(as_json: bool = False) -> Show:

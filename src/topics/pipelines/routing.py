@@ -58,6 +58,7 @@ class Routing:
                 for name, query in list(left.items()):
                     is_over = query.awaitTermination(_SECOND)
                     self._count(name, query)
+                    self._reports[name].beat()
                     if is_over:
                         self._reports[name].finish()
                         del left[name]
@@ -109,10 +110,14 @@ def route(
             name = each.spec.name
             publisher = Publisher(lambda: Connection(where, key, timeout_ms=5_000, retry_ms=0))
             reports[name] = Report("route", name, shows=(publisher, *((show,) if show else ())))
+            reports[name].stage("starting")
             queries[name] = each.start(reports[name], once)
-    except BaseException:
+            reports[name].stage("running")
+    except BaseException as error:
         for query in queries.values():
             query.stop()
+        for report in reports.values():
+            report.finish(error)
         raise
     return Routing(queries, reports)
 
@@ -204,7 +209,7 @@ class _Route:
             # Reads the sources, and so leaves the notes.
             rows.count()
             found = self._noted(_query_id(checkpoints), batch)
-            self._write(rows, found if self._keeps_length else [(1, 1)] * len(found), batch, checkpoints)
+            self._write(rows, found, batch, checkpoints)
         finally:
             rows.unpersist()
 
@@ -234,8 +239,9 @@ class _Route:
             from pyspark.sql import functions as f
 
             session = rows.sparkSession
+            gaps = losses if self._keeps_length else [(1, 1)] * len(losses)
             holes = session.createDataFrame(
-                [("tombstone", first, last) for first, last in losses], "kind STRING, gap_from BIGINT, gap_to BIGINT"
+                [("tombstone", first, last) for first, last in gaps], "kind STRING, gap_from BIGINT, gap_to BIGINT"
             ).coalesce(1)
             told = ("kind", "gap_from", "gap_to")
             rows = rows.drop(*told).withColumn("kind", f.lit("record"))

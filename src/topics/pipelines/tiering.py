@@ -36,6 +36,7 @@ _MOST_PER_TASK, _LEAST_PER_TASK = 500_000, 1_000
 _SAMPLE = 1000
 _NEWEST = (1 << 53) - 1
 _TRIES = 10
+_SECOND = 1
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -63,7 +64,8 @@ class Tiering:
     def wait(self) -> Progress:
         """Until it ends; raises what ended it."""
         with self._report:
-            self.query.awaitTermination()
+            while not self.query.awaitTermination(_SECOND):
+                self._report.beat()
         return self.progress
 
     def stop(self) -> Progress:
@@ -94,7 +96,7 @@ def tier(
 ) -> Tiering:
     """Brings what topics hold into the lake at `root`; with `once` all that is there now, then it has ended. `trim`
     deletes from the log what is in the lake. `small_files` bounds how many small files an instance has as it grows."""
-    chosen = _chosen(tuple(topics), prefix)
+    chosen = choose(tuple(topics), prefix)
     store = open_store(root, spark)
     where = checkpoint or f"{store.uri}/_streams/{_stream_name(url, chosen)}"
     server = {"url": url, "retryMs": str(retry_ms), **({"key": key} if key else {})}
@@ -112,13 +114,19 @@ def tier(
     # Spark refuses a second query of the same name; without one any number run side by side.
     writer = writer.queryName(name) if name else writer
     writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
-    tiering = Tiering(begin(writer.start), report)
+    report.stage("starting")
+    try:
+        tiering = Tiering(begin(writer.start), report)
+    except BaseException as error:
+        report.finish(error)
+        raise
     if once:
         tiering.wait()
     return tiering
 
 
-def _chosen(topics: tuple[str, ...], prefix: str | None) -> dict[str, str]:
+def choose(topics: tuple[str, ...], prefix: str | None) -> dict[str, str]:
+    """The option of the source that says which topics."""
     if bool(topics) == (prefix is not None):
         raise InvalidRequest("which topics? Name some, or a prefix, and not both")
     for topic in topics:
@@ -333,6 +341,7 @@ class _Tier:
             for topic, epoch in instances:
                 self._left_small[topic, epoch] = heads.head(topic, epoch).small
         self._report.count(lag=self._lag(reads))
+        self._report.stage("waiting")
 
     def _is_crowded(self, read: Read, heads: Heads) -> bool:
         """Small files that a merge has left, because nothing fits beside them, do not count again."""

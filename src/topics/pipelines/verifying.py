@@ -85,7 +85,7 @@ def verify(
     lake says about itself is proven."""
     store = open_store(root, spark)
     shows: list[Show] = [Publisher(lambda: Connection(url, key, timeout_ms=5_000, retry_ms=0))] if url else []
-    report = report or Report("verify", root, shows=(*shows, *((show,) if show else ())))
+    report = report or Report("verify", store.uri, shows=(*shows, *((show,) if show else ())))
     with report:
         lake = opened(store)
         # After the lake: what it says is lost or deleted was so before, and stays so, and what moves over in between is

@@ -50,7 +50,6 @@ function card(id) {
     h(
       "ul",
       { class: "tiles" },
-      tile("stage", "stage"),
       tile("speed", "records/s"),
       tile("records", "records"),
       tile("lag", "lag"),
@@ -71,12 +70,12 @@ function card(id) {
     name.title = name.textContent;
     say(kind, text(data.pipeline ?? "pipeline"));
     node.dataset.said = said;
-    node.dataset.word = text(data.state ?? "running");
+    const word = text(data.state ?? "running");
+    node.dataset.word = word === "running" && data.stage ? text(data.stage).slice(0, 80) : word;
     const put = (id, value, isBad = false) => {
       say(values.get(id)[0], value);
       values.get(id)[1].classList.toggle("bad", isBad);
     };
-    put("stage", text(data.stage ?? "–").slice(0, 80));
     put("speed", Number.isFinite(speed) ? rate(speed).replace("/s", "") : "–");
     put("records", count(data.records));
     put("lag", data.lag === undefined || data.lag === null ? "–" : count(data.lag));
@@ -120,7 +119,7 @@ export function mountPipelines(main) {
       h("code", {}, TOPIC),
       ". Run one, and it appears here:",
     ),
-    h("pre", {}, "topics pipeline tier --topic orders --lake ./lake"),
+    h("pre", {}, "topics pipeline tier ./lake --topic orders"),
   );
   add(main, [
     h("div", { class: "page" }, h("header", { class: "head" }, h("h1", {}, "Pipelines"), total), empty, told, grid),
