@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
@@ -53,10 +54,22 @@ class Reading(msgspec.Struct, frozen=True):
             connection.close()
 
     def _read(self, connection: Connection, span: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
+        """Asks for the next answer while Spark takes what is in this one."""
+
+        def ask(cursor: int) -> Future[bytearray]:
+            return ahead.submit(connection.read_arrow, topic_path(span.topic, "diff"), self._request(span, cursor))
+
+        with ThreadPoolExecutor(1) as ahead:
+            yield from self._follow(ask, span, columns)
+
+    def _follow(
+        self, ask: Callable[[int], Future[bytearray]], span: Range, columns: Columns
+    ) -> Iterator[pa.RecordBatch]:
         cursor = span.after
+        asked = ask(cursor)
         while cursor < span.to:
             try:
-                answer = connection.read_arrow(topic_path(span.topic, "diff"), self._request(span, cursor))
+                answer = asked.result()
             except TopicNotFound:
                 yield from self._lost(columns, span.topic, cursor + 1, span.to, "deleted")
                 return
@@ -65,14 +78,16 @@ class Reading(msgspec.Struct, frozen=True):
             if told.epoch != span.epoch:
                 yield from self._lost(columns, span.topic, cursor + 1, span.to, "recreated")
                 return
+            if told.next_from_seq <= cursor:
+                raise TopicsError(f"topic {span.topic!r}: the server does not go on from seq {cursor} to {span.to}")
+            cursor = told.next_from_seq
+            if cursor < span.to:
+                asked = ask(cursor)
             if told.tombstone is not None:
                 gap = told.tombstone
                 yield from self._lost(columns, span.topic, gap.gap_from, gap.gap_to, gap.reason)
             for batch in _few(stream):
                 yield columns.records(self._cut(batch))
-            if told.next_from_seq <= cursor:
-                raise TopicsError(f"topic {span.topic!r}: the server does not go on from seq {cursor} to {span.to}")
-            cursor = told.next_from_seq
 
     def _request(self, span: Range, cursor: int) -> dict[str, Any]:
         return {
