@@ -540,6 +540,25 @@ def test_large_parts_are_the_same_with_and_without_arrow(
     assert bodies() == with_arrow
 
 
+def test_what_follows_a_large_part_is_apart_from_it_in_every_topic(machine: Machine) -> None:
+    """Many small records: too many for one way of rendering, too few bytes for a chunk of their own."""
+    log = machine.log
+    log.put("t")
+    for name in ("a", "b"):
+        log.route(name, source="t", dest=name)
+    spool(log, "x", "t", "p", 0, *range(1500))
+    log.commit("x", [part("p", t=1500)])
+    write(log, "t", "t")
+    write(log, "a", "a")
+    write(log, "b", "b")
+    for _ in range(2):
+        for name in ("t", "a", "b"):
+            found = [*datas(log.diff(name, limit=1000)), *datas(log.diff(name, from_seq=1000, limit=1000))]
+            assert [each for each in found if isinstance(each, int)] == [*range(1500)]
+            assert {each for each in found if isinstance(each, str)} == {"t", name}
+        log = machine.restart("kill")
+
+
 def test_the_same_pair_answers_the_first_result(log: Log) -> None:
     first = commit_one(log, "x", 1, "a")
     again = commit_one(log, "y", 1, "b")

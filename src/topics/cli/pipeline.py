@@ -107,7 +107,8 @@ def _run(
         try:
             with _spark(name, master, conf) as spark:
                 ends.append(partial(_end, spark))
-                outcome.set_result(work(spark, show, ends))
+                result = work(spark, show, ends)
+            outcome.set_result(result)
         except BaseException as error:
             outcome.set_exception(error)
 
@@ -116,13 +117,11 @@ def _run(
         with _signals():
             thread.start()
             try:
-                result = outcome.result()
-                # Spark itself ends, too.
-                thread.join()
-                return result
+                return outcome.result()
             except _Stopped as stopped:
                 for end in reversed(ends):
-                    end()
+                    with suppress(Exception):
+                        end()
                 thread.join(_STOP_SECONDS if ends else 0)
                 raise typer.Exit(128 + stopped.number) from None
     except (TopicsError, OSError) as error:
@@ -156,10 +155,9 @@ def _signals() -> Iterator[None]:
 
 def _end(spark: SparkSession) -> None:
     """Streams come to their end when they are stopped; what is not a stream is cancelled."""
-    with suppress(Exception):
-        for query in spark.streams.active:
-            query.stop()
-        spark.sparkContext.cancelAllJobs()
+    for query in spark.streams.active:
+        query.stop()
+    spark.sparkContext.cancelAllJobs()
 
 
 def _print(result: Any) -> None:

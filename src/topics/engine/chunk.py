@@ -74,7 +74,7 @@ class Chunk:
             self.ends.append(len(body) + batch.lens[0])
             self.ts.append(batch.ts)
         elif batch.ends is not None and not have:
-            self.ends = batch.ends
+            self.ends = batch.ends[:]
             self.ts.extend(array("Q", (batch.ts,)) * more)
         else:
             self.ends.extend(islice(accumulate(batch.lens, initial=len(body)), 1, None))
