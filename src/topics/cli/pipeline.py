@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
@@ -86,7 +86,7 @@ class _Stopped(KeyboardInterrupt):
         self.number = number
 
 
-# How to bring to an end what runs, the last one first.
+# How to bring to an end what runs: the last one knows best.
 _Ends = list[Callable[[], object]]
 
 
@@ -119,10 +119,8 @@ def _run(
             try:
                 return outcome.result()
             except _Stopped as stopped:
-                for end in reversed(ends):
-                    with suppress(Exception):
-                        end()
-                thread.join(_STOP_SECONDS if ends else 0)
+                if ends:
+                    _end_with(ends[-1], thread)
                 raise typer.Exit(128 + stopped.number) from None
     except (TopicsError, OSError) as error:
         show.close()
@@ -151,6 +149,18 @@ def _signals() -> Iterator[None]:
     finally:
         for each, before in olds.items():
             signal.signal(each, before)
+
+
+def _end_with(end: Callable[[], object], thread: threading.Thread) -> None:
+    from topics.pipelines.progress import cause_of
+
+    try:
+        end()
+    except Exception as error:
+        print(f"topics: could not be stopped in order: {cause_of(error)}", file=sys.stderr)
+    thread.join(_STOP_SECONDS)
+    if thread.is_alive():
+        print(f"topics: still busy after {_STOP_SECONDS} s; what is not committed is run again", file=sys.stderr)
 
 
 def _end(spark: SparkSession) -> None:
